@@ -1,0 +1,75 @@
+"""The networks of the paper, F(k) and VGG(k), and a small one for tests. All return logits."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from ell0.nn import InputTruncation, TruncatedLinear
+
+__all__ = ["mlp", "small_cnn", "vgg19"]
+
+VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
+
+
+def mlp(
+    k: int = 10, *, in_features: int = 784, hidden: Sequence[int] = (1568, 3136, 500, 100), classes: int = 10
+) -> nn.Sequential:
+    """F(k): a fully connected ReLU network whose first layer is truncated     ([Beliaev22] eq. 5, table 3).
+
+    Input ``(n, ...)`` with ``in_features`` numbers a sample, such as ``(n, 1, 28, 28)`` or ``(n, 784)``; output
+    ``(n, classes)``. ``k=0`` has a plain ``nn.Linear`` first. The same seed gives the same weights for every k, and
+    state dicts are interchangeable. The appendix speaks of five hidden layers; its table has these four.
+    """
+    sizes = (in_features, *hidden, classes)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        layers += [nn.Linear(before, after) if i or k == 0 else TruncatedLinear(before, after, k), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def vgg19(k: int = 10, *, classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+    """VGG(k): VGG-19 without dropout, its input truncated before the first convolution     ([Beliaev22] appendix).
+
+    Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` has no `InputTruncation`;
+    the other parameters have the same names, and from the same seed the same values, for every k.
+
+    The paper leaves the rest open. Chosen here: batch norm after each of the sixteen 3x3 convolutions (without it the
+    paper's learning rate of 0.2 diverges), and one linear layer on the 512 channels that five poolings leave.
+    Differs from the authors' code (mbeliaev1/robust-l0): its head is 512-512-10 with batch norm.
+    """
+    channels, height, width = in_shape
+    if min(height, width) < 32:
+        raise ValueError(f"in_shape must have height and width of at least 32, for five poolings, got {in_shape}")
+    features: list[nn.Module] = []
+    for wide, convolutions in VGG19_BLOCKS:
+        for _ in range(convolutions):
+            features += [nn.Conv2d(channels, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU()]
+            channels = wide
+        features.append(nn.MaxPool2d(2))
+    return _classifier(k, in_shape, features, nn.Linear(channels * (height // 32) * (width // 32), classes))
+
+
+def small_cnn(
+    k: int = 0, *, classes: int = 10, in_shape: tuple[int, int, int] = (1, 28, 28), width: int = 8
+) -> nn.Sequential:
+    """Two convolutions and a linear layer, for tests, on any ``in_shape``: no row depends on the rest of its batch."""
+    channels, *size = in_shape
+    features = [
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        nn.ReLU(),
+    ]
+    head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
+    return _classifier(k, in_shape, features, head)
+
+
+def _classifier(k: int, in_shape: Sequence[int], features: list[nn.Module], head: nn.Linear) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    if k != 0:
+        parts["truncation"] = InputTruncation(in_shape, k)
+    parts.update(features=nn.Sequential(*features), flatten=nn.Flatten(), head=head)
+    return nn.Sequential(parts)

@@ -1,0 +1,111 @@
+"""The trimmed product in plain torch: any device, no compiler, never more than one block of products in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .reference import products
+
+BLOCK_ELEMENTS = 1 << 22
+
+
+def thresholds(terms: Tensor, top: int, bottom: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where the cuts lie: ``high, low, ties_high, ties_low``, each ``(...)`` for terms ``(..., d)``.
+
+    high is the top-th largest term, low the bottom-th smallest; ties_* count the removed terms equal to the cut.
+    With ``top=0`` high is +inf and no tie leaves; likewise low.
+    """
+    inf = terms.new_full(terms.shape[:-1], torch.inf)
+    none = torch.zeros_like(inf, dtype=torch.int32)
+    high, low, ties_high, ties_low = inf, -inf, none, none
+    if top:
+        largest = terms.topk(top, dim=-1).values
+        high = largest[..., -1]
+        ties_high = (largest == high.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    if bottom:
+        smallest = terms.topk(bottom, dim=-1, largest=False).values
+        low = smallest[..., -1]
+        ties_low = (smallest == low.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    return high, low, ties_high, ties_low
+
+
+def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_low: Tensor) -> Tensor:
+    """True at the terms that stay, given the cuts of `thresholds`: ``(..., d)``."""
+    # Among terms tied with both cuts the top side takes the lowest indices, the bottom side the next ones.
+    first = torch.where(high == low, ties_high, 0)
+    high, low, ties_high, ties_low, first = (t.unsqueeze(-1) for t in (high, low, ties_high, ties_low, first))
+    at_high, at_low = terms == high, terms == low
+    rank_low = at_low.cumsum(-1)
+    gone = (terms > high) | (at_high & (at_high.cumsum(-1) <= ties_high))
+    gone |= (terms < low) | (at_low & (rank_low > first) & (rank_low <= first + ties_low))
+    return ~gone
+
+
+def keep_mask(terms: Tensor, top: int, bottom: int) -> Tensor:
+    """False at the ``top`` largest and ``bottom`` smallest entries of the last dimension: ``(..., d)``.
+
+    At ties the lowest index leaves first; the top side chooses first, the bottom side from what remains.
+    """
+    d = terms.shape[-1]
+    for name, value in (("top", top), ("bottom", bottom)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer >= 0, got {value!r}")
+    if top + bottom >= d:
+        raise ValueError(f"top + bottom must be smaller than the number of terms, got {top} + {bottom} with {d} terms")
+    return between(terms, *thresholds(terms, top, bottom))
+
+
+def _blocks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and outputs whose products fit in one block."""
+    pairs = max(1, BLOCK_ELEMENTS // max(1, x.shape[1]))
+    rows = min(weight.shape[0], pairs)
+    samples = max(1, pairs // max(1, rows))
+    for b in range(0, x.shape[0], samples):
+        for o in range(0, weight.shape[0], max(1, rows)):
+            yield slice(b, b + samples), slice(o, o + rows)
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, top: int, bottom: int, keep_cuts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output ``(n, out)``, cuts ``(2, out, n)`` and ties ``(2, out, n)``; the last two empty unless keep_cuts."""
+    n, rows = x.shape[0], weight.shape[0]
+    out = x.new_empty(n, rows)
+    shape = (2, rows, n) if keep_cuts else (2, 0, 0)
+    cuts = x.new_empty(shape)
+    ties = torch.empty(shape, dtype=torch.int32, device=x.device)
+    for b, o in _blocks(x, weight):
+        terms = products(x[b], weight[o])
+        high, low, ties_high, ties_low = thresholds(terms, top, bottom)
+        undefined = terms.isnan().any(-1)
+        total = terms.where(between(terms, high, low, ties_high, ties_low), 0.0).sum(-1)
+        out[b, o] = total.masked_fill_(undefined, torch.nan)
+        if keep_cuts:
+            cuts[0, o, b], cuts[1, o, b] = high.masked_fill(undefined, torch.nan).T, low.T
+            ties[0, o, b], ties[1, o, b] = ties_high.T, ties_low.T
+    if bias is not None:
+        out += bias
+    return out, cuts, ties
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, cuts: Tensor, ties: Tensor, to_x: bool, to_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+    grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
+    grad_weight = torch.zeros_like(weight) if to_weight else x.new_empty(0)
+    for b, o in _blocks(x, weight):
+        terms = products(x[b], weight[o])
+        high, low, ties_high, ties_low = (t.T for t in (cuts[0, o, b], cuts[1, o, b], ties[0, o, b], ties[1, o, b]))
+        gone = ~between(terms, high, low, ties_high, ties_low)
+        del terms
+        upstream = grad[b, o].masked_fill(high.isnan(), torch.nan).unsqueeze(-1)
+        gone &= ~upstream.isnan()
+        if to_x:
+            grad_x[b] += (upstream * weight[o]).masked_fill_(gone, 0.0).sum(1)
+        if to_weight:
+            grad_weight[o] += (upstream * x[b].unsqueeze(1)).masked_fill_(gone, 0.0).sum(0)
+    return grad_x, grad_weight

@@ -1,0 +1,186 @@
+// Gradients through the kept terms, given the cuts and the number of tied terms removed at each.
+#pragma once
+#include "forward.h"
+
+namespace NAME {
+
+// The cuts of one row and one group of samples, and how many tied terms each lane has still to remove.
+template <class T> struct Sieve {
+    static constexpr int L = LANES<T>;
+    V<T> high, low, grad;
+    M<T> left_high, left_low;
+
+    Sieve(const T* cuts, const int32_t* ties, const T* grads, int64_t n, int64_t rows, int64_t row, int64_t first) {
+        high = all<T>(__builtin_inff());
+        low = -high;
+        grad = V<T>{};
+        left_high = left_low = M<T>{} + INT32_MAX;
+        const int64_t at = row * n + first, other = rows * n;
+        const int lanes = n - first < L ? (int)(n - first) : L;
+        if (lanes == L) {
+            high = load(cuts + at);
+            low = load(cuts + other + at);
+            grad = load(grads + at);
+            for (int l = 0; l < L; ++l) left_high[l] = ties[at + l];
+            for (int l = 0; l < L; ++l) left_low[l] = ties[other + at + l];
+            return;
+        }
+        for (int l = 0; l < lanes; ++l) {
+            high[l] = cuts[at + l];
+            low[l] = cuts[other + at + l];
+            left_high[l] = ties[at + l];
+            left_low[l] = ties[other + at + l];
+            grad[l] = grads[at + l];
+        }
+    }
+    // Is no term tied with a cut kept? Then the order of the terms does not matter.
+    bool simple(int64_t d) const { return !any((left_high < (int32_t)d) | (left_low < (int32_t)d)); }
+    M<T> keeps_simply(V<T> u) const { return (u < high) & (u > low); }
+    // Does the term stay? Terms must come by rising index.
+    M<T> keeps(V<T> u) {
+        M<T> tied_high = (u == high) & (left_high > 0);
+        M<T> tied_low = (u == low) & (left_low > 0) & ~tied_high;
+        left_high += tied_high;
+        left_low += tied_low;
+        return ~((u > high) | (u < low) | tied_high | tied_low);
+    }
+};
+
+template <class T> struct Batch {
+    static constexpr int L = LANES<T>;
+    int64_t n, d, groups, words;
+    Buffer<T> panel;            // (groups, d, L)
+    Buffer<T> limit;            // (groups, L)
+    Buffer<uint64_t> outlying;  // (groups, words): coordinates beyond the limit in some lane
+    Buffer<uint8_t> special;    // (groups): there is one
+
+    Batch(const T* x, const T* limits, int64_t n, int64_t d, int threads)
+        : n(n), d(d), groups((n + L - 1) / L), words((d + 63) / 64) {
+        panel.resize(groups * d * L);
+        limit.resize(groups * L);
+        outlying.resize(groups * words);
+        special.resize(groups);
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int64_t g = 0; g < groups; ++g) {
+            T* out = &panel[g * d * L];
+            uint64_t* bits = &outlying[g * words];
+            std::memset(bits, 0, words * sizeof *bits);
+            special[g] = 0;
+            for (int l = 0; l < L; ++l) {
+                int64_t b = g * L + l;
+                T lim = b < n ? limits[b] : Lanes<T>::MAX;
+                limit[g * L + l] = lim;
+                for (int64_t i = 0; i < d; ++i) {
+                    T v = b < n ? x[b * d + i] : T(0);
+                    out[i * L + l] = v;
+                    if (std::fabs(v) > lim) {
+                        bits[i / 64] |= uint64_t(1) << (i % 64);
+                        special[g] = 1;
+                    }
+                }
+            }
+        }
+    }
+};
+
+template <class T> inline V<T> term_of(T w, V<T> x, bool plain) {
+    return plain ? w * x : Trim<T>::safe_product(all<T>(w), x);
+}
+
+// grad_weight (rows, d) holds the dense product of grad and x without its outlying coordinates. A position that no
+// sample walked keeps that value; a walked one is added up from its kept terms alone.
+template <class T>
+void weight_gradient(const T* grads, const T* x, const T* weight, const int32_t* order, const int32_t* walked,
+                     const T* cuts, const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d,
+                     T* grad_weight, int threads) {
+    constexpr int L = LANES<T>;
+    Batch<T> batch(x, limits, n, d, threads);
+#pragma omp parallel num_threads(threads)
+    {
+        Buffer<uint64_t> prefix;
+        Buffer<V<T>> total;
+        Buffer<int32_t> place;
+        place.resize(d);
+        prefix.resize(batch.words);
+        total.resize(d);
+#pragma omp for schedule(dynamic, 8)
+        for (int64_t o = 0; o < rows; ++o) {
+            const T* w = weight + o * d;
+            T* out = grad_weight + o * d;
+            std::memset(prefix.data, 0, batch.words * sizeof(uint64_t));
+            bool finite = true;
+            for (int64_t j = 0; j < walked[o]; ++j) {
+                int32_t i = order[o * d + j];
+                prefix[i / 64] |= uint64_t(1) << (i % 64);
+                finite &= std::fabs(w[i]) <= Lanes<T>::MAX;
+            }
+            int64_t places = 0;
+            for (int64_t word = 0; word < batch.words; ++word)
+                for (uint64_t bits = prefix[word]; bits; bits &= bits - 1)
+                    place[places++] = (int32_t)(word * 64 + __builtin_ctzll(bits));
+            std::memset((void*)total.data, 0, walked[o] * sizeof(V<T>));
+            for (int64_t g = 0; g < batch.groups; ++g) {
+                Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
+                const T* panel = &batch.panel[g * d * L];
+                const uint64_t* outlying = &batch.outlying[g * batch.words];
+                bool special = batch.special[g], plain = finite && !special;
+                V<T> limit = load(&batch.limit[g * L]);
+                int64_t t = 0;
+                if (plain && sieve.simple(d)) {
+                    for (; t < walked[o]; ++t) {
+                        V<T> v = load(panel + (int64_t)place[t] * L);
+                        total[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
+                    }
+                    continue;
+                }
+                for (int64_t word = 0; word < batch.words; ++word) {
+                    uint64_t own = prefix[word], bits = special ? own | outlying[word] : own;
+                    for (; bits; bits &= bits - 1) {
+                        int bit = __builtin_ctzll(bits);
+                        int64_t i = word * 64 + bit;
+                        V<T> v = load(panel + i * L);
+                        M<T> keeps = sieve.keeps(term_of(w[i], v, plain));
+                        V<T> share = where<T>(keeps, sieve.grad * v);
+                        if (own >> bit & 1) total[t++] += share;
+                        else out[i] += sum<T>(where<T>(magnitude<T>(v) > limit, share));
+                    }
+                }
+            }
+            for (int64_t t = 0; t < walked[o]; ++t) out[place[t]] = sum<T>(total[t]);
+        }
+    }
+}
+
+// grad_x (n, d): every kept term added up, none subtracted.
+template <class T>
+void input_gradient(const T* grads, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limits,
+                    int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {
+    constexpr int L = LANES<T>;
+    Batch<T> batch(x, limits, n, d, threads);
+    int64_t shares = batch.groups >= threads ? 1 : (threads + batch.groups - 1) / batch.groups;
+    Buffer<V<T>> totals;
+    totals.resize(batch.groups * shares * d);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2)
+    for (int64_t g = 0; g < batch.groups; ++g)
+        for (int64_t s = 0; s < shares; ++s) {
+            V<T>* total = &totals[(g * shares + s) * d];
+            std::memset((void*)total, 0, d * sizeof(V<T>));
+            const T* panel = &batch.panel[g * d * L];
+            for (int64_t o = rows * s / shares; o < rows * (s + 1) / shares; ++o) {
+                const T* w = weight + o * d;
+                Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
+                for (int64_t i = 0; i < d; ++i) {
+                    M<T> keeps = sieve.keeps(term_of(w[i], load(panel + i * L), false));
+                    total[i] += where<T>(keeps, sieve.grad * w[i]);
+                }
+            }
+        }
+    for (int64_t g = 0; g < batch.groups; ++g)
+        for (int64_t i = 0; i < d; ++i) {
+            V<T> total = totals[g * shares * d + i];
+            for (int64_t s = 1; s < shares; ++s) total += totals[(g * shares + s) * d + i];
+            for (int l = 0; l < L && g * L + l < n; ++l) grad_x[(g * L + l) * d + i] = total[l];
+        }
+}
+
+}  // namespace NAME

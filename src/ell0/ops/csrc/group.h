@@ -1,0 +1,168 @@
+// A group of samples laid out for the lanes, with the coordinates that must not go by the shared order set apart.
+#pragma once
+#include <cmath>
+#include <cstdlib>
+#include "lanes.h"
+
+namespace NAME {
+
+// std::vector without its inline functions: those would be shared with code built for another instruction set.
+template <class T> struct Buffer {
+    T* data = nullptr;
+    void resize(size_t n) {
+        std::free(data);
+        data = n ? static_cast<T*>(std::aligned_alloc(64, (n * sizeof(T) + 63) / 64 * 64)) : nullptr;
+    }
+    T& operator[](size_t i) const { return data[i]; }
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data); }
+};
+
+// The n-th largest of v[0..size), by quickselect; reorders v.
+template <class T> T nth_largest(T* v, int64_t size, int64_t n) {
+    int64_t left = 0, right = size - 1;
+    while (left < right) {
+        T pivot = v[left + (right - left) / 2];
+        int64_t i = left, j = right;
+        while (i <= j) {
+            while (v[i] > pivot) ++i;
+            while (v[j] < pivot) --j;
+            if (i <= j) {
+                T t = v[i];
+                v[i++] = v[j];
+                v[j--] = t;
+            }
+        }
+        if (n <= j) right = j;
+        else if (n >= i) left = i;
+        else break;
+    }
+    return v[n];
+}
+
+// Coordinates with |x| beyond the limit are outlying: they stay out of the dense product. NaN if the sample has one.
+// At most OUTLYING finite coordinates can be: the limit is 8 times the magnitude that follows them.
+constexpr int64_t OUTLYING = 64;
+template <class T> T outlying_limit(const T* x, int64_t d, T* scratch) {
+    T largest = 0;
+    bool undefined = false;
+    for (int64_t i = 0; i < d; ++i) {
+        T a = std::fabs(x[i]);
+        undefined |= a != a;
+        largest = a <= Lanes<T>::MAX && a > largest ? a : largest;
+    }
+    if (undefined) return __builtin_nanf("");
+    int64_t near = 0, nonzero = 0;
+    for (int64_t i = 0; i < d; ++i) {
+        T a = std::fabs(x[i]);
+        near += a > largest / 8 && a <= largest;
+    }
+    if (near > OUTLYING || largest == 0) return Lanes<T>::MAX;
+    for (int64_t i = 0; i < d; ++i) {
+        T a = std::fabs(x[i]);
+        if (a != 0 && a <= Lanes<T>::MAX) scratch[nonzero++] = a;
+    }
+    int64_t n = nonzero / 2 < OUTLYING ? nonzero / 2 : OUTLYING;
+    T limit = 8 * nth_largest(scratch, nonzero, n);
+    return limit <= Lanes<T>::MAX ? limit : Lanes<T>::MAX;
+}
+
+// Rounds of sixteen leading terms a lane may ask for when its largest coordinates stand out.
+constexpr int64_t LEAD = 96;
+
+template <class T> struct Group {
+    static constexpr int L = LANES<T>;
+    const T* panel;           // (d, L); NaN at a lane's leading coordinates
+    int64_t leads = 0;        // leading coordinates of each lane: the ones with the largest |x|
+    Buffer<int32_t> index;    // (leads, L)
+    Buffer<T> value;          // (leads, L)
+    bool outlying = false;    // some lane has a coordinate beyond its limit
+    V<T> limit, reach, span;  // outlying beyond it; largest |x| that does not lead; largest |x| not outlying
+    M<T> undefined;           // the sample holds a NaN
+
+    // Copies samples first .. first + L of x (n, d) into the panel. `least`: leads that the walk needs at least.
+    void pack(const T* x, const T* limits, int64_t n, int64_t d, int64_t first, int64_t least, bool walks, T* out,
+              T* scratch) {
+        panel = out;
+        leads = 0;
+        outlying = false;
+        int64_t source[L];
+        int64_t some = first;
+        for (int l = 0; l < L; ++l) {
+            int64_t b = first + l < n ? first + l : n - 1;
+            undefined[l] = -(limits[b] != limits[b]);
+            if (!undefined[l]) some = b;
+            source[l] = b;
+        }
+        bool stands_out = false;
+        int64_t most = 0;
+        for (int l = 0; l < L; ++l) {
+            // A stand-in for an undefined sample: any defined one costs no walk of its own.
+            if (undefined[l]) source[l] = some;
+            const T* row = x + source[l] * d;
+            T lim = limits[source[l]];
+            bool blank = lim != lim;
+            if (blank) lim = Lanes<T>::MAX;
+            T largest = 0;
+            int64_t beyond = 0, near = 0;
+            for (int64_t i = 0; i < d; ++i) {
+                T v = blank ? T(0) : row[i];
+                out[i * L + l] = v;
+                T a = std::fabs(v);
+                beyond += a > lim;
+                largest = a <= lim && a > largest ? a : largest;
+            }
+            for (int64_t i = 0; i < d; ++i) near += std::fabs(out[i * L + l]) > largest * T(0.75);
+            limit[l] = lim;
+            span[l] = reach[l] = largest;
+            most = beyond > most ? beyond : most;
+            stands_out |= walks && d >= 4 * LEAD && near < 48;
+        }
+        outlying = most > 0;
+        if (!outlying && !stands_out) return;
+        leads = walks ? (most > least ? most : least) : most;
+        if (stands_out && leads < LEAD) leads = LEAD;
+        leads = walks ? (leads + 15) / 16 * 16 : leads;
+        leads = leads < d ? leads : d;
+        index.resize(leads * L);
+        value.resize(leads * L);
+        for (int l = 0; l < L; ++l) lead(l, d, out, scratch);
+    }
+
+    // The leading terms of L rows, given their weights by coordinate: out[r * leads + q] for row r.
+    void leading_terms(const T* by_coordinate, int64_t stride, V<T>* out) const {
+        for (int64_t q = 0; q < leads; ++q) {
+            V<T> w[L], x = load(&value[q * L]);
+            for (int l = 0; l < L; ++l) w[l] = load(by_coordinate + index[q * L + l] * stride);
+            transpose<T>(w);
+            for (int r = 0; r < L; ++r) out[r * leads + q] = where<T>((w[r] != 0) & (x != 0), w[r] * x);
+        }
+    }
+
+  private:
+    void lead(int l, int64_t d, T* out, T* scratch) {
+        for (int64_t i = 0; i < d; ++i) scratch[i] = std::fabs(out[i * L + l]);
+        T last = nth_largest(scratch, d, leads - 1);
+        int64_t q = 0, beyond = 0;
+        for (int64_t i = 0; i < d; ++i) beyond += std::fabs(out[i * L + l]) > last;
+        int64_t ties = leads - beyond;
+        T rest = 0;
+        for (int64_t i = 0; i < d; ++i) {
+            T v = out[i * L + l], a = std::fabs(v);
+            bool leads_here = a > last || (a == last && ties > 0);
+            ties -= a == last;
+            if (leads_here) {
+                index[q * L + l] = (int32_t)i;
+                value[q++ * L + l] = v;
+                out[i * L + l] = __builtin_nanf("");
+            } else {
+                rest = a > rest ? a : rest;
+            }
+        }
+        reach[l] = rest;
+    }
+};
+
+}  // namespace NAME

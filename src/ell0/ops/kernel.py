@@ -1,0 +1,164 @@
+"""The compiled CPU kernel (`csrc/`), loaded with ctypes after torch so that both share one OpenMP pool.
+
+It is built at install time where a compiler is found. Without it, or where it does not load, `serves` is False and
+the operator takes the blocked torch path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BUILDS = ("avx512", "avx2", "generic")
+"""One source, three targets; the first that this processor can run is used."""
+
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+_FUNCTIONS = {"prepare": 6, "limits": 4, "forward": 16, "weight_gradient": 12, "input_gradient": 10}
+"""Name -> number of pointers and sizes before the thread count."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    for path in sorted(Path(__file__).parent.glob("_kernel*.so")):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            warnings.warn(f"the compiled kernel does not load, the torch path serves instead: {error}", stacklevel=2)
+    return None
+
+
+@functools.cache
+def builds() -> tuple[str, ...]:
+    """The builds of the kernel that this processor can run, fastest first; empty where there is no kernel."""
+    library = _library()
+    if library is None:
+        return ()
+    can_run = {name: getattr(library, f"ell0_can_run_{name}", None) for name in BUILDS}
+    return tuple(name for name, ask in can_run.items() if ask is not None and ask())
+
+
+_chosen: str | None = None
+
+
+def use(build: str | None) -> None:
+    """Takes another build from now on ("none": no kernel; None: the fastest). For tests and benchmarks."""
+    global _chosen
+    if build is not None and build not in (*builds(), "none"):
+        raise ValueError(f"build must be one of {[*builds(), 'none']} or None, got {build!r}")
+    _chosen = build
+    _function.cache_clear()
+
+
+def build() -> str:
+    """The build in use, "none" where there is no kernel."""
+    return _chosen or (builds() or ("none",))[0]
+
+
+def serves(weight: Tensor) -> bool:
+    """Whether the kernel takes products with this weight."""
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.numel() > 0 and build() != "none"
+
+
+def bounds_per_row(d: int) -> int:
+    """Length of a row of `Prepared.bound`."""
+    return -(-d // 16)
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    function = getattr(_library(), f"ell0_{name}_{_DTYPES[dtype]}_{build()}")
+    function.argtypes = [ctypes.c_void_p] * _FUNCTIONS[name] + [ctypes.c_int]
+    function.restype = ctypes.c_int64 if name == "limits" else None
+    return function  # type: ignore[no-any-return]
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: Tensor | int | None) -> int:
+    plain = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    return _function(name, dtype)(*plain, torch.get_num_threads()) or 0
+
+
+def _limits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample's limit ``(n,)`` beyond which a coordinate is outlying, and x with those coordinates at 0."""
+    limit = x.new_empty(x.shape[0])
+    if _call("limits", x.dtype, x, *x.shape, limit):
+        x = x.masked_fill(x.abs() > limit.unsqueeze(1), 0.0)
+    return limit, x
+
+
+def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, ranked weight and bound of `Prepared`."""
+    weight = weight.contiguous()
+    rows, d = weight.shape
+    order = torch.empty(rows, d, dtype=torch.int32)
+    ranked = torch.empty_like(weight)
+    bound = weight.new_empty(rows, bounds_per_row(d))
+    _call("prepare", weight.dtype, weight, rows, d, order, ranked, bound)
+    return order, ranked, bound
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    ranked: Tensor,
+    bound: Tensor,
+    top: int,
+    bottom: int,
+    keep_cuts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output ``(n, out)``, cuts and ties ``(2, out, n)``, walked ``(out,)``; the last three empty unless keep_cuts."""
+    x, weight = x.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    (n, d), rows = x.shape, weight.shape[0]
+    shape = (2, rows, n) if keep_cuts else (2, 0, 0)
+    cuts, ties = x.new_empty(shape), torch.empty(shape, dtype=torch.int32)
+    walked = torch.empty(rows if keep_cuts else 0, dtype=torch.int32)
+    if n == 0:
+        return x.new_empty(n, rows), cuts, ties, walked.zero_()
+    limit, inner = _limits(x)
+    out = F.linear(inner, weight, bias)
+    kept = (cuts, ties, walked) if keep_cuts else (None, None, None)
+    _call(
+        "forward", x.dtype, x, weight, bias, order, ranked, bound, limit, n, rows, d, top, bottom, out, *kept
+    )
+    return out, cuts, ties, walked
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    order: Tensor,
+    cuts: Tensor,
+    ties: Tensor,
+    walked: Tensor,
+    to_x: bool,
+    to_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+    x, weight = x.contiguous(), weight.contiguous()
+    grads = grad.T.contiguous()
+    (n, d), rows = x.shape, weight.shape[0]
+    grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
+    grad_weight = x.new_empty(0)
+    limit, inner = _limits(x)
+    undefined = cuts[0].isnan()
+    if to_weight:
+        grad_weight = grads @ inner
+        _call(
+            "weight_gradient", x.dtype, grads, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight
+        )
+        grad_weight.masked_fill_(undefined.any(1, keepdim=True), torch.nan)
+    if to_x and n:
+        _call("input_gradient", x.dtype, grads, x, weight, cuts, ties, limit, n, rows, d, grad_x)
+        grad_x.masked_fill_(undefined.any(0).unsqueeze(1), torch.nan)
+    return grad_x, grad_weight

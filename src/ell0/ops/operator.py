@@ -1,0 +1,266 @@
+"""One registered torch operator in front of the backends: `torch.ops.ell0.trimmed_linear` and its backward.
+
+The compiled kernel serves tensors whose weight was prepared for it (`prepare`, CPU); everything else takes the
+blocked torch path. Both leave the same cuts behind, and the backward pass needs nothing else to know which terms
+stayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import blocked, kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What `prepare` learns about a weight: each row's order by falling magnitude.
+
+    order: ``(out, in)`` int32.  ranked: the weight in that order.  bound: ``(out, ceil(in / 16))``, the largest
+    magnitude from each sixteenth position on. All three are empty where no kernel can use them.
+    """
+
+    order: Tensor
+    ranked: Tensor
+    bound: Tensor
+    source: tuple[object, ...]
+
+
+def _source(weight: Tensor) -> tuple[object, ...]:
+    version = None if weight.is_inference() else weight._version
+    return (weight.data_ptr(), version, tuple(weight.shape), weight.dtype, weight.device)
+
+
+@torch.library.custom_op("ell0::prepare", mutates_args=())
+def _prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if kernel.serves(weight):
+        return kernel.prepare(weight)
+    return _nothing_prepared(weight)
+
+
+@_prepare.register_fake
+def _(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not kernel.serves(weight):
+        return _nothing_prepared(weight)
+    rows, d = weight.shape
+    order = weight.new_empty((rows, d), dtype=torch.int32)
+    return order, weight.new_empty((rows, d)), weight.new_empty((rows, kernel.bounds_per_row(d)))
+
+
+def _nothing_prepared(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return weight.new_empty((0, 0), dtype=torch.int32), weight.new_empty((0, 0)), weight.new_empty((0, 0))
+
+
+@torch.library.custom_op("ell0::trimmed_linear", mutates_args=())
+def _trimmed_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    ranked: Tensor,
+    bound: Tensor,
+    top: int,
+    bottom: int,
+    keep_cuts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if order.numel():
+        return kernel.forward(x, weight, bias, order, ranked, bound, top, bottom, keep_cuts)
+    out, cuts, ties = blocked.forward(x, weight, bias, top, bottom, keep_cuts)
+    return out, cuts, ties, order.new_empty(0)
+
+
+@_trimmed_linear.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,  # noqa: ARG001
+    order: Tensor,
+    ranked: Tensor,  # noqa: ARG001
+    bound: Tensor,  # noqa: ARG001
+    top: int,  # noqa: ARG001
+    bottom: int,  # noqa: ARG001
+    keep_cuts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n, rows = x.shape[0], weight.shape[0]
+    shape = (2, rows, n) if keep_cuts else (2, 0, 0)
+    walked = rows if keep_cuts and order.numel() else 0
+    return (
+        x.new_empty((n, rows)),
+        x.new_empty(shape),
+        x.new_empty(shape, dtype=torch.int32),
+        order.new_empty(walked),
+    )
+
+
+@torch.library.custom_op("ell0::trimmed_linear_backward", mutates_args=())
+def _trimmed_linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    order: Tensor,
+    cuts: Tensor,
+    ties: Tensor,
+    walked: Tensor,
+    to_x: bool,
+    to_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    if order.numel():
+        return kernel.backward(grad, x, weight, order, cuts, ties, walked, to_x, to_weight)
+    return blocked.backward(grad, x, weight, cuts, ties, to_x, to_weight)
+
+
+@_trimmed_linear_backward.register_fake
+def _(
+    grad: Tensor,  # noqa: ARG001
+    x: Tensor,
+    weight: Tensor,
+    order: Tensor,  # noqa: ARG001
+    cuts: Tensor,  # noqa: ARG001
+    ties: Tensor,  # noqa: ARG001
+    walked: Tensor,  # noqa: ARG001
+    to_x: bool,
+    to_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape if to_x else (0,)),
+        weight.new_empty(weight.shape if to_weight else (0,)),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, _, order, _, _, _, _, keep_cuts = inputs
+    _, cuts, ties, walked = output
+    ctx.keep_cuts = keep_cuts
+    ctx.save_for_backward(x, weight, order, cuts, ties, walked)
+    ctx.mark_non_differentiable(cuts, ties, walked)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 9
+    if not ctx.keep_cuts:
+        raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
+    to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
+    grad_x = grad_weight = None
+    if to_x or to_weight:
+        x, weight, order, cuts, ties, walked = ctx.saved_tensors
+        grad_x, grad_weight = torch.ops.ell0.trimmed_linear_backward(
+            grad, x, weight, order, cuts, ties, walked, to_x, to_weight
+        )
+    return (grad_x if to_x else None, grad_weight if to_weight else None, grad.sum(0) if to_bias else None, *[None] * 6)
+
+
+_trimmed_linear.register_autograd(_differentiate, setup_context=_save)
+
+
+def prepare(weight: Tensor) -> Prepared:
+    """Orders a weight ``(out, in)`` once for many calls with ``prepared=``.
+
+    The value is good for exactly this weight as it is now; passing it after the weight changed raises.
+    """
+    _check_weight(weight)
+    with torch.no_grad():
+        return Prepared(*torch.ops.ell0.prepare(weight), source=_source(weight))
+
+
+def trimmed_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    top: int,
+    bottom: int,
+    prepared: Prepared | None = None,
+) -> Tensor:
+    """Linear layer whose inner sums drop their ``top`` largest and ``bottom`` smallest terms.
+
+    out[b, o] = sum of {x[b, i] * weight[o, i]} without its top largest and bottom smallest terms, plus bias[o]
+
+    Terms are compared as the dtype rounds them; at ties the lowest index leaves first, the top side before the
+    bottom side. 0 * inf is 0; a NaN in a sample or in a row of the weight makes that sample's or that row's outputs
+    NaN. The gradient goes through the kept terms, to x, weight and bias. ``top = bottom = 0`` is ``F.linear``.
+
+    Args:
+        x: ``(..., in)``.  weight: ``(out, in)``.  bias: ``(out,)``, added after trimming.  float32 or float64.
+        top, bottom: terms removed on each side, ``top + bottom < in``.
+        prepared: what `prepare` returned for this weight; without it the weight is prepared anew.
+    """
+    _check(x, weight, bias)
+    _check_counts(top, bottom, weight.shape[1])
+    if top == bottom == 0:
+        return F.linear(x, weight, bias)
+    if prepared is None:
+        order, ranked, bound = torch.ops.ell0.prepare(weight.detach())
+    else:
+        if not torch.compiler.is_compiling() and prepared.source != _source(weight):
+            raise ValueError("prepared must come from this weight as it is now: call ops.prepare(weight) again")
+        order, ranked, bound = prepared.order, prepared.ranked, prepared.bound
+    keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    flat = x.reshape(-1, x.shape[-1])
+    out, _, _, _ = torch.ops.ell0.trimmed_linear(flat, weight, bias, order, ranked, bound, top, bottom, keep_cuts)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def truncated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k: int, prepared: Prepared | None = None
+) -> Tensor:
+    """Linear layer whose inner sums drop their k largest and k smallest terms.
+
+    out[b, o] = sum of the middle in - 2k values of {x[b, i] * weight[o, i]} + bias[o]     ([Beliaev22] eq. 3-5)
+
+    Args:
+        x: ``(..., in)``.  weight: ``(out, in)``.  bias: ``(out,)``, added after truncation.  float32 or float64.
+        k: terms removed on each side, ``0 <= 2k < in``; ``k=0`` is ``F.linear``.
+        prepared: what `prepare` returned for this weight; without it the weight is prepared anew.
+    """
+    _check(x, weight, bias)
+    check_k(k, weight.shape[1])
+    return trimmed_linear(x, weight, bias, top=k, bottom=k, prepared=prepared)
+
+
+def check_k(k: int, in_features: int) -> None:
+    """Raises unless k terms can leave on each side of ``in_features``."""
+    if isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
+        raise ValueError(f"k must be an integer, got {k!r}")
+    if not 0 <= 2 * k < in_features:
+        raise ValueError(f"k must satisfy 0 <= 2*k < in_features, got k={k} with in_features={in_features}")
+
+
+def _check_counts(top: int, bottom: int, d: int) -> None:
+    for name, value in (("top", top), ("bottom", bottom)):
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{name} must be >= 0, got {name}={value}")
+    if top + bottom >= d:
+        raise ValueError(
+            f"top + bottom must be smaller than in_features, got top={top} and bottom={bottom} with in_features={d}"
+        )
+
+
+def _check_weight(weight: Tensor) -> None:
+    if weight.dim() != 2:
+        raise ValueError(f"weight must have shape (out, in), got {tuple(weight.shape)}")
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"weight must be float32 or float64, got {weight.dtype}")
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    _check_weight(weight)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x must have shape (..., {weight.shape[1]}) to match weight, got {tuple(x.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape ({weight.shape[0]},) to match weight, got {tuple(bias.shape)}")
+    for name, tensor in (("x", x), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != weight.dtype:
+            raise ValueError(f"{name} must have the dtype of weight ({weight.dtype}), got {tensor.dtype}")
+        if tensor.device != weight.device:
+            raise ValueError(f"{name} must be on the device of weight ({weight.device}), got {tensor.device}")

@@ -1,0 +1,62 @@
+"""The definition of the trimmed product, and nothing else.
+
+Slow and plain on purpose: it builds every product. The other backends are tested against it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def products(x: Tensor, weight: Tensor) -> Tensor:
+    """All terms ``x[..., i] * weight[o, i]`` in the dtype of x, with 0 * inf = 0: ``(..., out, in)``."""
+    x, weight = torch.broadcast_tensors(x.unsqueeze(-2), weight)
+    return torch.where((x == 0) | (weight == 0), torch.zeros_like(x), x * weight)
+
+
+def kept(terms: Tensor, top: int, bottom: int) -> Tensor:
+    """True at the terms that stay: ``(..., d)``.
+
+    The ``top`` largest leave, then the ``bottom`` smallest of what remains; at ties the lowest index leaves first.
+    """
+    largest_first = terms.argsort(dim=-1, descending=True, stable=True)
+    gone = torch.zeros_like(terms, dtype=torch.bool).scatter_(-1, largest_first[..., :top], True)
+    smallest_first = terms.argsort(dim=-1, stable=True)
+    remains = ~gone.gather(-1, smallest_first)
+    leaves = remains & (remains.cumsum(-1) <= bottom)
+    return ~gone & ~torch.zeros_like(gone).scatter_(-1, smallest_first, leaves)
+
+
+def trimmed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bottom: int) -> Tensor:
+    """Sum of the kept terms plus bias, added up in float64: ``(..., out)``.
+
+    A NaN in a sample or in a row of the weight makes that sample's or that row's outputs NaN.
+    """
+    terms = products(x, weight)
+    stays = kept(terms, top, bottom)
+    out = terms.double().where(stays, 0.0).sum(-1)
+    if bias is not None:
+        out = out + bias.double()
+    return out.masked_fill(terms.isnan().any(-1), torch.nan)
+
+
+def gradients(grad: Tensor, x: Tensor, weight: Tensor, *, top: int, bottom: int) -> tuple[Tensor, Tensor]:
+    """Gradients to x ``(n, in)`` and weight ``(out, in)`` for ``grad (n, out)``, through the kept terms, in float64.
+
+    Where an output is NaN the choice of terms is undefined, and so is every gradient that output reaches.
+    """
+    terms = products(x, weight)
+    stays = kept(terms, top, bottom)
+    grad = grad.double().masked_fill(terms.isnan().any(-1), torch.nan).unsqueeze(-1)
+    stays = stays | grad.isnan()
+    to_x = (grad * weight.double()).where(stays, 0.0).sum(-2)
+    to_weight = (grad * x.double().unsqueeze(-2)).where(stays, 0.0).flatten(0, -3).sum(0)
+    return to_x, to_weight
+
+
+def scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bottom: int) -> Tensor:
+    """Sum of |kept terms| plus |bias|, in float64: what an error of the output is measured against."""
+    terms = products(x, weight)
+    total = terms.double().abs().where(kept(terms, top, bottom), 0.0).sum(-1)
+    return total if bias is None else total + bias.double().abs()

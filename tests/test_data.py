@@ -1,0 +1,507 @@
+"""ell0.data.load: layouts, splits, scaling, and one sentence for every file that is missing, short or altered."""
+
+import gzip
+import hashlib
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from ell0 import data
+from ell0.data._cifar import parse_pickle, read_python
+from ell0.data._idx import read_idx
+from ell0.data._png import read_png
+from ell0.data._sets import SETS, File, Form
+
+Bytes = npt.NDArray[np.uint8]
+TRAIN, TEST = 50, 20
+
+
+def idx(array: Bytes) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def python2_pickle(pixels: Bytes, labels: Sequence[int]) -> bytes:
+    """What Python 2's cPickle writes, protocol 2, for a CIFAR-10 batch: byte strings and an old numpy array."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    n, width = pixels.shape
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    names = b"".join(text(b"car_s_%06d.png" % i) + b"r" + struct.pack("<I", 300 + i) for i in range(n))
+    dtype = b"cnumpy\ndtype\nq\x0dU\x02u1q\x0eK\x00K\x01\x87q\x0fRq\x10"
+    dtype += b"(K\x03U\x01|q\x11NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x12b"
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87q\x0bRq\x0c"
+    array += b"(K\x01M" + struct.pack("<H", n) + b"M" + struct.pack("<H", width) + b"\x86q\x13" + dtype
+    array += b"\x89T" + struct.pack("<i", pixels.size) + pixels.tobytes() + b"q\x14tq\x15b"
+    body = text(b"batch_label") + b"q\x02" + text(b"training batch 1 of 5") + b"q\x03"
+    body += text(b"labels") + b"q\x04]q\x05(" + numbers + b"e" + text(b"data") + b"q\x06" + array
+    body += text(b"filenames") + b"q\x16]q\x17(" + names + b"e"
+    return b"\x80\x02}q\x01(" + body + b"u."
+
+
+def known(files: Sequence[File], contents: Sequence[bytes]) -> tuple[File, ...]:
+    return tuple(
+        replace(file, size=len(content), digest=f"sha256:{hashlib.sha256(content).hexdigest()}")
+        for file, content in zip(files, contents, strict=True)
+    )
+
+
+def shrink(form: Form, contents: Sequence[bytes]) -> Form:
+    files = known(form.files, contents)
+    return replace(form, train=files[: len(form.train)], test=files[len(form.train) :])
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, bytes]]:
+    """The sets with a few random images each; name of the form -> file name -> content."""
+    monkeypatch.delenv("ELL0_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    made: dict[str, dict[str, bytes]] = {}
+    for name in ("mnist", "fashion-mnist"):
+        arrays = [rng.integers(0, 256, shape, np.uint8) for n in (TRAIN, TEST) for shape in ((n, 6, 5), (n,))]
+        arrays[0][0, 0, :2] = 0, 255
+        form = shrink(SETS[name].forms[0], [idx(array) for array in arrays])
+        monkeypatch.setitem(SETS, name, replace(SETS[name], forms=(form,)))
+        made[name] = dict(zip((f.name for f in form.files), map(idx, arrays), strict=True))
+    rows = [rng.integers(0, 256, (TRAIN // 5, 3073), np.uint8) for _ in range(6)]
+    contents = [
+        [row.tobytes() for row in rows],
+        [python2_pickle(row[:, 1:], row[:, 0].tolist()) for row in rows],
+    ]
+    forms = tuple(map(shrink, SETS["cifar10"].forms, contents))
+    monkeypatch.setitem(SETS, "cifar10", replace(SETS["cifar10"], forms=forms))
+    for kind, form, content in zip(("cifar-bin", "cifar-py"), forms, contents, strict=True):
+        made[kind] = dict(zip((f.name for f in form.files), content, strict=True))
+    return made
+
+
+def put(folder: Path, contents: dict[str, bytes], gz: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / f"{name}{'.gz' * gz}").write_bytes(gzip.compress(content) if gz else content)
+    return folder
+
+
+def one_sentence(error: BaseException, *words: str) -> None:
+    text = str(error)
+    assert "\n" not in text
+    assert ". " not in text
+    for word in words:
+        assert word in text, text
+
+
+Tiny = dict[str, dict[str, bytes]]
+
+
+def test_public_names() -> None:
+    assert data.__all__ == ["NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]
+    assert data.NAMES == ("digits", "mnist", "fashion-mnist", "cifar10")
+    assert all(hasattr(data, name) for name in data.__all__)
+
+
+def test_import_needs_neither_sklearn_nor_rich() -> None:
+    code = "import sys; sys.modules.update({'sklearn': None, 'rich': None}); import ell0.data"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("gz", [False, True])
+@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw", "mnist/MNIST/raw"])
+def test_mnist_layouts(tiny: Tiny, tmp_path: Path, folder: str, gz: bool) -> None:
+    put(tmp_path / "root" / folder, tiny["mnist"], gz)
+    x, y = data.load("mnist", "train+validation", tmp_path / "root")
+    images, labels = (read_idx(tiny["mnist"][f"train-{kind}-ubyte"]) for kind in ("images-idx3", "labels-idx1"))
+    assert x.shape == (TRAIN, 1, 6, 5)
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    assert x[0, 0, 0, :2].tolist() == [-1.0, 1.0]
+    torch.testing.assert_close(x[:, 0].double(), torch.from_numpy(images / 127.5 - 1.0), atol=1e-6, rtol=0)
+    assert y.tolist() == labels.tolist()
+    assert data.load("mnist", "test", str(tmp_path / "root"))[0].shape == (TEST, 1, 6, 5)
+
+
+@pytest.mark.parametrize("kind", ["bin", "py"])
+@pytest.mark.parametrize("parent", ["", "cifar10"])
+@pytest.mark.parametrize("named", [False, True])
+def test_cifar_layouts(tiny: Tiny, tmp_path: Path, kind: str, parent: str, named: bool) -> None:
+    put(tmp_path / parent / (f"cifar-10-batches-{kind}" if named else ""), tiny[f"cifar-{kind}"])
+    x, y = data.load("cifar10", "train+validation", tmp_path)
+    rows = np.stack([np.frombuffer(tiny["cifar-bin"][f"data_batch_{i}.bin"], np.uint8) for i in range(1, 6)])
+    rows = rows.reshape(TRAIN, 3073)
+    assert y.tolist() == rows[:, 0].tolist()
+    pixels = torch.from_numpy(rows[:, 1:].reshape(TRAIN, 3, 32, 32) / 127.5 - 1.0)
+    torch.testing.assert_close(x.double(), pixels, atol=1e-6, rtol=0)
+    assert len(data.load("cifar10", "test", tmp_path)[1]) == TRAIN // 5
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist"])
+def test_splits_cut_the_training_part(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    put(tmp_path, tiny["mnist"])
+    whole, train, validation = (
+        data.load(name, split, tmp_path) for split in ("train+validation", "train", "validation")
+    )
+    assert len(validation[1]) == len(whole[1]) // 10
+    for i in range(2):
+        assert torch.equal(torch.cat([train[i], validation[i]]), whole[i])
+
+
+def test_digits() -> None:
+    x, y = data.load("digits", "test")
+    assert x.shape == (360, 1, 8, 8)
+    assert (x.min().item(), x.max().item()) == (-1.0, 1.0)
+    assert torch.equal(x * 8, (x * 8).round())
+    pixels, labels = load_digits(return_X_y=True)
+    both = [torch.cat(pair) for pair in zip(data.load("digits", "train+validation"), (x, y), strict=True)]
+    assert np.array_equal(both[0].flatten(1), pixels / 8 - 1)
+    assert np.array_equal(both[1], labels)
+
+
+def test_altered_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda return_X_y: (np.ones((1797, 64)), np.ones(1797)))  # noqa: ARG005, N803
+    with pytest.raises(data.DataError, match="scikit-learn") as caught:
+        data.load("digits", "train")
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "words"),
+    [
+        ("minst", "train", ("name must be", "'minst'", "did you mean 'mnist'")),
+        ("MNIST", "train", ("name must be", "'MNIST'", "did you mean 'mnist'")),
+        ("imagenet-22k", "train", ("name must be", "'imagenet-22k'")),
+        ("digits", "tets", ("split must be", "'tets'", "did you mean 'test'")),
+        ("digits", "", ("split must be", "''")),
+    ],
+)
+def test_unknown_words(name: str, split: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="must be one of") as caught:
+        data.load(name, split)
+    one_sentence(caught.value, *words)
+
+
+def test_search_order(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, env, cache = tmp_path / "root", tmp_path / "env", tmp_path / "cache" / "ell0"
+    put(cache / "mnist", tiny["mnist"])
+    assert data.status()[1].where == str(cache / "mnist")
+    monkeypatch.setenv("ELL0_DATA", str(env))
+    assert data.status()[1].where == str(cache / "mnist")
+    put(env / "mnist", tiny["mnist"])
+    assert data.status()[1].where == str(env / "mnist")
+    put(root, tiny["mnist"], gz=True)
+    assert data.status(root)[1].where == str(root)
+    # An explicit root is the only place: the copies elsewhere do not stand in for it.
+    with pytest.raises(FileNotFoundError):
+        data.load("mnist", "test", tmp_path / "nothing")
+
+
+def test_one_root_holds_both_sets_of_the_same_file_names(tiny: Tiny, tmp_path: Path) -> None:
+    put(tmp_path, tiny["mnist"])
+    put(tmp_path / "FashionMNIST/raw", tiny["fashion-mnist"])
+    labels = [data.load(name, "test", tmp_path)[1].tolist() for name in ("mnist", "fashion-mnist")]
+    assert labels[0] != labels[1]
+
+
+def test_status(tiny: Tiny, tmp_path: Path) -> None:
+    put(tmp_path / "mnist", tiny["mnist"])
+    put(tmp_path / "cifar10", tiny["cifar-bin"])
+    (tmp_path / "cifar10" / "data_batch_2.bin").write_bytes(b"")
+    digits, mnist, fashion, cifar = data.status(tmp_path)
+    assert digits == data.Status("digits", "scikit-learn", None)
+    assert mnist == data.Status("mnist", str(tmp_path / "mnist"), None)
+    assert fashion.where is None
+    assert "ell0 data get fashion-mnist" in str(fashion.problem)
+    assert cifar.where == str(tmp_path / "cifar10")
+    assert "data_batch_2.bin is short" in str(cifar.problem)
+
+
+def test_nothing_there(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setenv("ELL0_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("mnist", "train")
+    one_sentence(
+        caught.value, "train-images-idx3-ubyte", str(tmp_path), "(no such folder)", "`ell0 data get mnist`", "ELL0_DATA"
+    )
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("cifar10", "train", tmp_path / "a b")
+    one_sentence(caught.value, "data_batch_1.bin", f"`ell0 data get cifar10 --root '{tmp_path / 'a b'}'`")
+
+
+@pytest.mark.parametrize("kind", ["bin", "py"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_five_of_six_batches(tiny: Tiny, tmp_path: Path, kind: str, split: str) -> None:
+    folder = put(tmp_path / f"cifar-10-batches-{kind}", tiny[f"cifar-{kind}"])
+    lost = "data_batch_3" + ".bin" * (kind == "bin")
+    (folder / lost).unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("cifar10", split, tmp_path)
+    one_sentence(caught.value, f"{folder} has five of six cifar10 batches, {lost} is missing: run `ell0 data get")
+
+
+def test_two_of_four_files(tiny: Tiny, tmp_path: Path) -> None:
+    put(tmp_path, {name: content for name, content in tiny["mnist"].items() if "labels" in name}, gz=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("mnist", "test", tmp_path)
+    one_sentence(caught.value, "two of four", "train-images-idx3-ubyte and t10k-images-idx3-ubyte are missing")
+
+
+def flip(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+Breakage = Callable[[bytes], bytes]
+GZ_BREAKAGES: dict[str, tuple[Breakage, str]] = {
+    "cut gz": (lambda c: gzip.compress(c)[:-200], "is short, its gzip stream stops after"),
+    "cut trailer": (lambda c: gzip.compress(c)[:-4], "is short"),
+    "empty": (lambda c: c[:0], "is short"),
+    "not gz": (lambda _: b"<html>moved</html>", "is not a whole gzip file"),
+    "bad crc": (lambda c: flip(gzip.compress(c), -6), "is not a whole gzip file"),
+    "wrong magic": (
+        lambda c: gzip.compress(flip(c, 3)),
+        "is not what its name says, it begins with 00 00 08 02 instead of 00 00 08 03",
+    ),
+    "short inside": (lambda c: gzip.compress(c[:-1]), "is short, it has 1,515 bytes instead of 1,516"),
+    "long inside": (lambda c: gzip.compress(c + b"0"), "is too long"),
+    "one bit": (lambda c: gzip.compress(flip(c, 700)), "is altered, its sha256 begins with"),
+}
+PLAIN_BREAKAGES: dict[str, tuple[Breakage, str]] = {
+    "cut": (lambda c: c[:-1], "is short, it has 1,515 bytes instead of 1,516"),
+    "empty": (lambda c: c[:0], "is short, it has 0 bytes"),
+    "long": (lambda c: c + b"0", "is too long, it has 1,517 bytes"),
+    "html": (lambda _: b"<html>moved</html>", "is not what its name says, it begins with 3c 68 74 6d instead of"),
+    "wrong magic": (lambda c: flip(c, 2), "is not what its name says, it begins with 00 00 09 03 instead of"),
+    "wrong shape": (lambda c: flip(c, 15), "is altered"),
+    "one bit": (lambda c: flip(c, 700), "is altered, its sha256 begins with"),
+}
+
+
+@pytest.mark.parametrize(
+    ("gz", "breakage"), [(True, name) for name in GZ_BREAKAGES] + [(False, name) for name in PLAIN_BREAKAGES]
+)
+def test_broken_idx_files(tiny: Tiny, tmp_path: Path, gz: bool, breakage: str) -> None:
+    put(tmp_path, tiny["mnist"], gz)
+    path = tmp_path / f"train-images-idx3-ubyte{'.gz' * gz}"
+    break_it, words = (GZ_BREAKAGES if gz else PLAIN_BREAKAGES)[breakage]
+    path.write_bytes(break_it(tiny["mnist"]["train-images-idx3-ubyte"]))
+    with pytest.raises(data.DataError) as caught:
+        data.load("mnist", "train", tmp_path)
+    one_sentence(caught.value, f"{path} {words.split(',')[0]}", words, "run `ell0 data get mnist")
+    data.load("mnist", "test", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bin", "py"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_broken_batches(tiny: Tiny, tmp_path: Path, kind: str, cut: bool) -> None:
+    put(tmp_path, tiny[f"cifar-{kind}"])
+    path = tmp_path / ("data_batch_4" + ".bin" * (kind == "bin"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] if cut else flip(content, 20_000))
+    with pytest.raises(data.DataError) as caught:
+        data.load("cifar10", "validation", tmp_path)
+    one_sentence(caught.value, f"{path} is {'short' if cut else 'altered'}", "run `ell0 data get cifar10")
+
+
+def test_a_file_of_another_set_is_recognised(tiny: Tiny, tmp_path: Path) -> None:
+    put(tmp_path, tiny["mnist"])
+    with pytest.raises(data.DataError, match=r"it is t10k-images-idx3-ubyte of mnist") as caught:
+        data.load("fashion-mnist", "test", tmp_path)
+    one_sentence(caught.value)
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.data())
+def test_idx_round_trip(shape: list[int], draw: st.DataObject) -> None:
+    size = int(np.prod(shape, dtype=int))
+    values = draw.draw(st.binary(min_size=size, max_size=size))
+    array = np.frombuffer(values, np.uint8).reshape(shape)
+    content = idx(array)
+    assert np.array_equal(read_idx(content), array)
+    assert read_idx(content).shape == array.shape
+    for broken in (content[:-1], content + b"0", b"\1" + content[1:]):
+        with pytest.raises(ValueError, match="IDX"):
+            read_idx(broken)
+
+
+class Bomb:
+    """Unpickling this would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_pickle_code_is_refused_not_run(tmp_path: Path, protocol: int, wrapped: bool) -> None:
+    trap = tmp_path / "trap"
+    bomb: object = {"data": Bomb(trap), "labels": [0]} if wrapped else Bomb(trap)
+    content = pickle.dumps(bomb, protocol=protocol)
+    with pytest.raises(ValueError, match="pickle"):
+        read_python([content])
+    assert not trap.exists()
+    pickle.loads(content)
+    assert trap.exists(), "the trap must be a working one"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"(S'echo'\nios\nsystem\n.",
+        b"(cos\nsystem\nU\x04echoo.",
+        b"cnumpy\nload\nU\x01x\x85R.",
+        b"cnumpy\ndtype\n)\x81.",
+        b"\x82\x01.",
+        b"Q.",
+        b"cnumpy\ndtype\n0.",
+    ],
+)
+def test_pickle_opcodes_that_act_are_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match="which is never run here"):
+        parse_pickle(content)
+
+
+@pytest.mark.parametrize("content", [b"", b".", b"K", b"K\x01", b"0.", b"h\x01.", b"e.", b"K\x01K\x02b.", b"K\x01)R."])
+def test_nonsense_pickles(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"pickle|not enough data"):
+        parse_pickle(content)
+
+
+def test_a_crafted_batch_in_the_data_folder_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    put(tmp_path / "root", tiny["cifar-py"])
+    trap = tmp_path / "trap"
+    (tmp_path / "root" / "test_batch").write_bytes(pickle.dumps(Bomb(trap), protocol=2))
+    with pytest.raises(data.DataError, match="test_batch is short"):
+        data.load("cifar10", "test", tmp_path / "root")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"U\x02u1", b"U\x02i1"),
+        (b"\x89T", b"\x88T"),
+        (b"U\x06labels", b"U\x06lebals"),
+        (b"M\x02\x00M", b"M\x03\x00M"),
+        (b"K\x07K\x09e", b"K\x07e"),
+    ],
+)
+def test_python_batches_of_another_shape_are_refused(old: bytes, new: bytes) -> None:
+    content = python2_pickle(np.full((2, 3072), 255, np.uint8), [7, 9])
+    assert content.count(old) == 1
+    read_python([content])
+    with pytest.raises(ValueError, match="a CIFAR-10 batch is"):
+        read_python([content.replace(old, new)])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_pickle_raises_value_error_or_reads(draw: st.DataObject) -> None:
+    content = bytearray(python2_pickle(np.zeros((1, 3072), np.uint8), [3]))
+    for _ in range(draw.draw(st.integers(1, 4))):
+        content[draw.draw(st.integers(0, 350) | st.integers(len(content) - 80, len(content) - 1))] = draw.draw(
+            st.integers(0, 255)
+        )
+    with suppress(ValueError):
+        read_python([bytes(content)])
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(image: Bytes, filters: Sequence[int], header: bytes = b"\x08\x02\0\0\0") -> bytes:
+    """Encode with the given filter for each row: the formulas of the standard, one byte after the other."""
+    height, width, _ = image.shape
+    rows = image.reshape(height, -1).astype(int)
+    raw = bytearray()
+    for y, kind in enumerate(filters):
+        raw.append(kind)
+        for x in range(3 * width):
+            a = rows[y, x - 3] if x >= 3 else 0
+            b = rows[y - 1, x] if y else 0
+            c = rows[y - 1, x - 3] if y and x >= 3 else 0
+            nearest = min((a, b, c), key=lambda v, p=a + b - c: abs(p - v))  # type: ignore[misc]
+            guess = (0, a, b, (a + b) // 2, nearest)[kind] if kind <= 4 else 0
+            raw.append((rows[y, x] - guess) % 256)
+    packed = zlib.compress(bytes(raw))
+    body = png_chunk(b"IHDR", struct.pack(">II", width, height) + header) + png_chunk(b"tEXt", b"made\0here")
+    body += png_chunk(b"IDAT", packed[:7]) + png_chunk(b"IDAT", packed[7:]) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 6),
+    st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([6, 256]),  # few values: the Paeth predictor ties
+)
+def test_png_filters(width: int, filters: list[int], seed: int, values: int) -> None:
+    image = np.random.default_rng(seed).integers(0, values, (len(filters), width, 3), np.uint8)
+    assert np.array_equal(read_png(png(image, filters)), image)
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_png_against_pillow(tmp_path: Path, smooth: bool) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image = np.random.default_rng(1).integers(0, 256, (40, 64, 3), np.uint8)
+    if smooth:
+        image = np.cumsum(np.cumsum(image % 3, axis=0), axis=1).astype(np.uint8)
+    pillow.fromarray(image).save(tmp_path / "sheet.png")
+    assert np.array_equal(read_png((tmp_path / "sheet.png").read_bytes()), image)
+
+
+def test_broken_png() -> None:
+    image = np.zeros((2, 3, 3), np.uint8)
+    good = png(image, [0, 1])
+    assert np.array_equal(read_png(good), image)
+    for broken, words in (
+        (b"GIF89a" + good, "begins with"),
+        (good[:-12], "without its header or its end"),
+        (flip(good, good.index(b"IDAT") + 5), "short or altered"),
+        (png(image, [0, 5]), "filter is 0 to 4, got 5"),
+        (png(image, [0]), "of rows"),
+        (png(image, [0, 0], b"\x08\x06\0\0\0"), "8-bit RGB"),
+        (png(image, [0, 0], b"\x08\x02\0\0\1"), "8-bit RGB"),
+        (png(image, [0, 0]).replace(png_chunk(b"IEND", b""), b""), "without its header or its end"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_png(broken)
+
+
+@cache
+def has(name: str) -> bool:
+    return "ELL0_DATA" in os.environ and next(s for s in data.status() if s.name == name).problem is None
+
+
+@pytest.mark.skipif(not has("mnist"), reason="ELL0_DATA does not point to MNIST")
+def test_real_mnist() -> None:
+    x, y = data.load("mnist", "train")
+    assert x.shape == (54_000, 1, 28, 28)
+    assert y[:5].tolist() == [5, 0, 4, 1, 9]
+    assert data.load("mnist", "test")[1].bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+@pytest.mark.skipif(not has("cifar10"), reason="ELL0_DATA does not point to CIFAR-10")
+def test_real_cifar10() -> None:
+    x, y = data.load("cifar10", "train+validation")
+    assert y.bincount().tolist() == [5000] * 10
+    mean = torch.tensor([0.49139968, 0.48215841, 0.44653091], dtype=torch.float64)
+    torch.testing.assert_close((x.mean((0, 2, 3), dtype=torch.float64) + 1) / 2, mean, atol=1e-6, rtol=0)

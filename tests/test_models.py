@@ -1,0 +1,110 @@
+"""The paper's networks: their layers, their inputs, and what k changes in them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from ell0 import models
+from ell0.nn import InputTruncation, TruncatedLinear
+
+small_mlp: dict[str, Any] = {"in_features": 16, "hidden": (12, 6), "classes": 4}
+BUILDERS: list[Callable[[int], nn.Module]] = [
+    lambda k: models.mlp(k, **small_mlp),
+    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4),
+]
+
+
+def seeded(build: Callable[[int], nn.Module], k: int) -> nn.Module:
+    torch.manual_seed(5)
+    return build(k)
+
+
+def test_mlp_is_the_table_of_the_paper() -> None:
+    model = models.mlp()
+    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in linear] == [
+        (784, 1568),
+        (1568, 3136),
+        (3136, 500),
+        (500, 100),
+        (100, 10),
+    ]
+    assert [getattr(m, "k", None) for m in linear] == [10, None, None, None, None]
+    assert [type(layer) for layer in list(model)[2:]] == [nn.ReLU, nn.Linear] * 4
+    images = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        assert torch.equal(model(images), model(images.flatten(1)))
+
+
+def test_mlp_with_k_zero_is_plain_and_shares_its_state() -> None:
+    plain, truncated = (seeded(BUILDERS[0], k) for k in (0, 3))
+    assert not any(isinstance(module, TruncatedLinear) for module in plain.modules())
+    assert plain.state_dict().keys() == truncated.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), truncated.parameters(), strict=True))
+    truncated.load_state_dict(plain.state_dict())
+
+
+def test_vgg19_is_vgg19() -> None:
+    model = models.vgg19()
+    truncation, features, _, head = model
+    assert isinstance(truncation, InputTruncation)
+    assert (truncation.features, truncation.k) == ((3, 32, 32), 10)
+    assert isinstance(features, nn.Sequential)
+    layout = [str(m.out_channels) if isinstance(m, nn.Conv2d) else type(m).__name__[0] for m in features]
+    block = "64BR64BRM 128BR128BRM 256BR256BR256BR256BRM 512BR512BR512BR512BRM 512BR512BR512BR512BRM"
+    assert "".join(layout) == block.replace(" ", "")
+    assert isinstance(head, nn.Linear)
+    assert (head.in_features, head.out_features) == (512, 10)
+    # Sixteen convolutions with bias, their batch norms, the head, and the weight of the truncation.
+    assert sum(p.numel() for p in model.parameters()) == 20_024_384 + 11_008 + 5_130 + 3_072
+    assert not any(isinstance(module, nn.Dropout) for module in model.modules())
+    with torch.no_grad():
+        assert model.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_vgg19_with_k_zero_shares_all_else() -> None:
+    plain, truncated = (seeded(lambda k: models.vgg19(k, classes=3), k).state_dict() for k in (0, 10))
+    assert truncated.keys() - plain.keys() == {"truncation.weight"}
+    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
+
+
+def test_vgg19_takes_other_shapes() -> None:
+    with torch.device("meta"):
+        assert models.vgg19(0, in_shape=(1, 64, 32))(torch.empty(2, 1, 64, 32)).shape == (2, 10)
+        with pytest.raises(ValueError, match=r"height and width of at least 32, .* got \(1, 28, 28\)"):
+            models.vgg19(0, in_shape=(1, 28, 28))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 5, 3), (2, 1, 1)])
+def test_small_cnn_takes_any_shape(shape: tuple[int, int, int]) -> None:
+    for k in (0, (math.prod(shape) - 1) // 2):
+        assert models.small_cnn(k, in_shape=shape, classes=4)(torch.randn(2, *shape)).shape == (2, 4)
+
+
+def test_small_cnn_shares_all_but_the_truncation() -> None:
+    plain, truncated = (seeded(BUILDERS[1], k).state_dict() for k in (0, 2))
+    assert truncated.keys() - plain.keys() == {"truncation.weight"}
+    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("k", [-1, 8, 0.5])
+def test_k_must_fit(build: Callable[[Any], nn.Module], k: Any) -> None:
+    with pytest.raises(ValueError, match="k must"):
+        build(k)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("k", [0, 3])
+def test_models_learn_and_can_be_traced_and_exported(build: Callable[[int], nn.Module], k: int) -> None:
+    model, x = build(k), torch.randn(3, 1, 4, 4)
+    out = model(x)
+    assert out.shape == (3, 4)
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(out.square().sum(), tuple(model.parameters())))
+    torch.testing.assert_close(fx.symbolic_trace(model)(x), out)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(x[:2]), out[:2])

@@ -1,0 +1,214 @@
+"""The layers: what they compute, what they learn through, and that they stand in for their plain twins."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.ops import truncated_linear
+
+inf, nan = math.inf, math.nan
+few = settings(max_examples=60, deadline=None)
+
+
+def test_truncated_linear_starts_as_linear_and_leaves_the_generator_where_linear_does() -> None:
+    for bias in (True, False):
+        torch.manual_seed(3)
+        plain, after = nn.Linear(7, 5, bias), torch.rand(3)
+        torch.manual_seed(3)
+        truncated, then = TruncatedLinear(7, 5, k=2, bias=bias), torch.rand(3)
+        assert torch.equal(after, then)
+        assert plain.state_dict().keys() == truncated.state_dict().keys()
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), truncated.parameters(), strict=True))
+
+
+def test_state_dicts_go_both_ways() -> None:
+    plain, truncated = nn.Linear(7, 5), TruncatedLinear(7, 5, k=2)
+    truncated.load_state_dict(plain.state_dict())
+    assert torch.equal(truncated.weight, plain.weight)
+    other = TruncatedLinear(7, 5, k=3)
+    plain.load_state_dict(other.state_dict())
+    assert torch.equal(plain.bias, other.bias)
+
+
+@few
+@given(st.integers(0, 4), st.sampled_from([(9,), (3, 9), (2, 3, 9)]), st.booleans(), st.integers(0, 2**31))
+def test_truncated_linear_is_the_sorted_middle_plus_bias(k: int, shape: tuple[int, ...], bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    layer = TruncatedLinear(9, 4, k, bias, dtype=torch.float64)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    middle = (x.unsqueeze(-2) * layer.weight).sort(-1).values[..., k : 9 - k].sum(-1)
+    torch.testing.assert_close(layer(x), middle + layer.bias if bias else middle)
+
+
+def test_truncated_linear_with_k_zero_is_linear() -> None:
+    plain, truncated, x = nn.Linear(7, 5), TruncatedLinear(7, 5, k=0), torch.randn(3, 7)
+    truncated.load_state_dict(plain.state_dict())
+    assert torch.equal(plain(x), truncated(x))
+
+
+def test_truncated_linear_makes_one_call_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(kwargs)
+        return truncated_linear(*args, **kwargs)
+
+    monkeypatch.setattr("ell0.nn.truncated_linear", spy)
+    TruncatedLinear(7, 5, k=2)(torch.randn(3, 7))
+    assert calls == [{"k": 2}]
+
+
+def test_repr_shows_k() -> None:
+    assert repr(TruncatedLinear(7, 5, k=2)) == "TruncatedLinear(in_features=7, out_features=5, bias=True, k=2)"
+    assert repr(InputTruncation((1, 2, 4), k=3)) == "InputTruncation(features=(1, 2, 4), k=3)"
+    assert InputTruncation(5, 1).features == (5,)
+
+
+def test_device_and_dtype() -> None:
+    layer = TruncatedLinear(7, 5, 2, device="meta", dtype=torch.float64)
+    assert (layer.weight.device.type, layer.weight.dtype) == ("meta", torch.float64)
+    truncation = InputTruncation(7, 2, device="meta", dtype=torch.float64)
+    assert (truncation.weight.device.type, truncation.weight.dtype) == ("meta", torch.float64)
+
+
+@pytest.mark.parametrize(("k", "good"), [(0, True), (391, True), (392, False), (400, False), (-1, False)])
+def test_bounds_of_k(k: int, good: bool) -> None:
+    for build in (lambda: TruncatedLinear(784, 2, k), lambda: InputTruncation((1, 28, 28), k)):
+        if good:
+            build()
+        else:
+            with pytest.raises(ValueError, match=f"0 <= 2\\*k < in_features, got k={k} with in_features=784"):
+                build()
+
+
+@pytest.mark.parametrize("k", [True, 1.0, "1", None])
+def test_k_must_be_an_int(k: Any) -> None:
+    for build in (lambda: TruncatedLinear(784, 2, k), lambda: InputTruncation(784, k)):
+        with pytest.raises(ValueError, match=f"k must be an integer, got {k!r}"):
+            build()
+
+
+def stays(u: list[float], k: int) -> list[bool]:
+    gone = set(sorted(range(len(u)), key=lambda i: -u[i])[:k])
+    gone |= set(sorted((i for i in range(len(u)) if i not in gone), key=lambda i: u[i])[:k])
+    return [i not in gone for i in range(len(u))]
+
+
+def truncated_by_hand(row: list[float], weight: list[float], k: int) -> list[float]:
+    u = [0.0 if 0 in (a, b) and (math.isinf(a) or math.isinf(b)) else a * b for a, b in zip(row, weight, strict=True)]
+    if any(map(math.isnan, u)):
+        return [nan] * len(u)
+    return [value if keep else 0.0 for value, keep in zip(u, stays(u, k), strict=True)]
+
+
+numbers = st.sampled_from([-inf, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, inf, nan] + [1.0, 0.0] * 6)
+
+
+@few
+@given(st.integers(0, 3), st.lists(st.lists(numbers, min_size=8, max_size=8), min_size=1, max_size=3), st.data())
+def test_input_truncation_is_the_definition(k: int, rows: list[list[float]], data: st.DataObject) -> None:
+    weight = data.draw(st.lists(numbers.filter(lambda w: not math.isnan(w)), min_size=8, max_size=8))
+    layer = InputTruncation((2, 2, 2), k)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(weight).view(2, 2, 2))
+    expected = torch.tensor([truncated_by_hand(row, weight, k) for row in rows]).view(-1, 2, 2, 2)
+    torch.testing.assert_close(layer(torch.tensor(rows).view(-1, 2, 2, 2)), expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_input_truncation_removes_the_lowest_index_first() -> None:
+    assert InputTruncation(5, 1)(torch.ones(1, 5)).tolist() == [[0.0, 0.0, 1.0, 1.0, 1.0]]
+    assert InputTruncation(4, 1)(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).tolist() == [[0.0, 0.0, 0.0, 1.0]]
+
+
+def test_input_truncation_starts_at_one_and_counts_over_all_channels() -> None:
+    x = torch.arange(12.0).view(1, 3, 2, 2) + 1
+    out = InputTruncation((3, 2, 2), 2)(x)
+    assert out.shape == x.shape
+    assert out.flatten().tolist() == [0.0, 0.0, *range(3, 11), 0.0, 0.0]
+
+
+@few
+@given(st.integers(0, 3), st.integers(0, 2**31))
+def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    layer = InputTruncation(8, k, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(8, generator=generator))
+    x = torch.randn(3, 8, generator=generator, dtype=torch.float64).round(decimals=0).requires_grad_()
+    grad = torch.randn(3, 8, generator=generator, dtype=torch.float64)
+    keep = torch.tensor([stays(u, k) for u in (x * layer.weight).tolist()])
+    to_x, to_weight = torch.autograd.grad(layer(x), (x, layer.weight), grad)
+    torch.testing.assert_close(to_x, torch.where(keep, grad * layer.weight, 0.0))
+    torch.testing.assert_close(to_weight, torch.where(keep, grad * x, 0.0).sum(0))
+
+
+@pytest.mark.parametrize("huge", [inf, -inf, 1e38])
+def test_a_removed_infinity_is_zero_forward_and_backward(huge: float) -> None:
+    layer = InputTruncation(5, 1)
+    x = torch.tensor([[0.5, huge, -3.0, 3.0, 0.25]], requires_grad=True)
+    out = layer(x)
+    to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
+    assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
+    assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
+    assert to_x.sum() == 3
+
+
+def test_a_removed_infinite_weight_is_zero_forward_and_backward() -> None:
+    layer = InputTruncation(5, 1)
+    with torch.no_grad():
+        layer.weight[1] = inf
+    x = torch.ones(1, 5, requires_grad=True)
+    out = layer(x)
+    to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
+    assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
+    assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
+
+
+def test_zero_times_infinity_is_zero_forward_and_backward() -> None:
+    layer = InputTruncation(3, 1)
+    with torch.no_grad():
+        layer.weight[1] = 0.0
+    x = torch.tensor([[1.0, inf, -1.0]], requires_grad=True)
+    out = layer(x)
+    assert out.tolist() == [[0.0, 0.0, 0.0]]
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (x, layer.weight)))
+
+
+def test_nan_spoils_its_own_sample_only() -> None:
+    layer, x = InputTruncation((2, 3), 1), torch.ones(3, 2, 3)
+    x[1, 0, 0] = nan
+    x.requires_grad_()
+    out = layer(x)
+    assert out.isnan().flatten(1).all(1).tolist() == [False, True, False]
+    assert out.isnan().flatten(1).any(1).tolist() == [False, True, False]
+    (to_x,) = torch.autograd.grad(out.sum(), x)
+    assert to_x.isnan().flatten(1).any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 6), (2, 3, 2), (1, 2, 2, 3), (2, 4), ()])
+def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"x must have shape \\(n, 2, 3\\), got \\({str(shape)[1:-1]}\\)"):
+        InputTruncation((2, 3), 1)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("features", [0, (), (3, -1), (2.0, 3), (True, 5)])
+def test_features_must_be_positive_ints(features: Any) -> None:
+    with pytest.raises(ValueError, match="features must be positive ints, got"):
+        InputTruncation(features, 0)
+
+
+@pytest.mark.parametrize(
+    "layer", [TruncatedLinear(6, 4, 2), InputTruncation(6, 2)], ids=lambda layer: type(layer).__name__
+)
+def test_layers_can_be_traced_and_exported(layer: nn.Module) -> None:
+    x = torch.randn(3, 6)
+    assert torch.equal(fx.symbolic_trace(layer)(x), layer(x))
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(layer, (torch.randn(2, 6),), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(program.module()(x), layer(x))

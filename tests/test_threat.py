@@ -1,0 +1,317 @@
+"""The ball: what counts as a change, what lies inside, and the way back in."""
+
+import itertools
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ell0.threat import L0Ball, Unit
+
+inf, nan = math.inf, math.nan
+few = settings(max_examples=60, deadline=None)
+VALUES = [-inf, -2.0, -1.0, -0.5, -0.0, 0.0, 1e-30, 0.5, 1.0, 1.5, 3e38, inf, nan]
+SIMPLE = [-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]  # squares add up exactly
+
+
+@st.composite
+def situations(draw: st.DrawFn, simple: bool = False) -> tuple[L0Ball, Tensor, Tensor]:
+    """A ball, clean rows and attacked rows, with many ties, bounds hit, frozen numbers, NaN and infinities."""
+    unit: Unit = draw(st.sampled_from(["feature", "pixel"]))
+    shapes = [(2, 2, 1, 3), (1, 3, 2, 2), (3, 1, 1, 2)] + ([(2, 5), (1, 1), (3, 2, 3)] if unit == "feature" else [])
+    shape = draw(st.sampled_from(shapes))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+
+    def rows(values: list[float], size: tuple[int, ...] = shape) -> Tensor:
+        count = math.prod(size)
+        return torch.tensor(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)), dtype=dtype).view(
+            size
+        )
+
+    values = SIMPLE if simple else VALUES
+    x, target = rows(values), rows(values)
+    x_adv = torch.where(rows([0.0, 1.0]) > 0, target, x)
+    low: float | Tensor = draw(st.sampled_from([-1.0, -inf, 0.0, -0.25]))
+    high: float | Tensor = draw(st.sampled_from([1.0, inf, 0.0]))
+    if draw(st.booleans()):
+        low, high = rows([-1.0, -inf, 0.0], shape[1:]), rows([0.0, 1.0, inf], (1,) * (len(shape) - 1) + shape[-1:])
+    mutable = rows([0.0, 1.0, 1.0], shape[1:]) > 0 if draw(st.booleans()) else None
+    units = math.prod(shape[1:] if unit == "feature" else shape[2:])
+    return L0Ball(draw(st.integers(0, units)), unit, low, high, mutable), x, x_adv
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(nan=7e37), b.nan_to_num(nan=7e37))
+
+
+def units_of(ball: L0Ball, shape: torch.Size) -> list[list[tuple[int, ...]]]:
+    """The indices of the numbers of each unit of one row, in order."""
+    numbers = list(itertools.product(*map(range, shape)))
+    if ball.unit == "feature":
+        return [[number] for number in numbers]
+    return [[n for n in numbers if n[1:] == place] for place in itertools.product(*map(range, shape[1:]))]
+
+
+def changed(a: float, b: float) -> bool:
+    return a != b and not (math.isnan(a) and math.isnan(b))
+
+
+def plain(ball: L0Ball, x: Tensor, x_adv: Tensor) -> tuple[list[int], list[bool]]:
+    """`count` and `contains` as the definition says, number by number."""
+    low, high = (torch.as_tensor(bound, dtype=x.dtype).expand_as(x).tolist() for bound in (ball.low, ball.high))
+    mutable = (torch.tensor(True) if ball.mutable is None else ball.mutable).expand_as(x).tolist()
+
+    def at(nested: Any, index: tuple[int, ...]) -> Any:
+        for i in index:
+            nested = nested[i]
+        return nested
+
+    counts, inside = [], []
+    for row in range(len(x)):
+        moved = [
+            u for u in units_of(ball, x.shape[1:]) if any(changed(x[row][i].item(), x_adv[row][i].item()) for i in u)
+        ]
+        good = len(moved) <= ball.budget
+        for i in itertools.chain(*moved):
+            value, index = x_adv[row][i].item(), (row, *i)
+            if at(mutable, index):
+                good &= at(low, index) <= value <= at(high, index)
+            else:
+                good &= not changed(x[row][i].item(), value)
+        counts.append(len(moved))
+        inside.append(good)
+    return counts, inside
+
+
+@few
+@given(situations())
+def test_count_and_contains_are_the_definition(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    count, contains = ball.count(x, x_adv), ball.contains(x, x_adv)
+    assert (count.tolist(), contains.tolist()) == plain(ball, x, x_adv)
+    assert (count.dtype, contains.dtype) == (torch.int64, torch.bool)
+
+
+@few
+@given(situations())
+def test_project_lands_in_the_ball_and_stays(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    before = x.clone(), x_adv.clone()
+    projected = ball.project(x, x_adv)
+    assert ball.contains(x, projected).all()
+    assert same(ball.project(x, projected), projected)
+    assert same(x, before[0])
+    assert same(x_adv, before[1])
+    assert (projected.shape, projected.dtype) == (x.shape, x.dtype)
+
+
+@few
+@given(situations())
+def test_project_leaves_points_of_the_ball_alone(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    inside = ball.contains(x, x_adv)
+    assert same(ball.project(x, x_adv)[inside], x_adv[inside])
+    assert ball.contains(x, x).all()
+    assert same(ball.project(x, x), x)
+
+
+@few
+@given(situations())
+def test_project_treats_each_row_alone(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    apart = torch.cat([ball.project(x[i : i + 1], x_adv[i : i + 1]) for i in range(len(x))])
+    assert same(apart, ball.project(x, x_adv))
+
+
+@few
+@given(situations(simple=True))
+def test_project_is_nearest_to_the_clipped_point(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    low, high = (torch.as_tensor(bound, dtype=x.dtype) for bound in (ball.low, ball.high))
+    mutable = torch.tensor(True) if ball.mutable is None else ball.mutable
+    projected = ball.project(x, x_adv)
+    for row in range(len(x)):
+        units = units_of(ball, x.shape[1:])
+        moved = torch.where(mutable, x_adv, x)[row]
+        box = torch.where(mutable, moved.clamp(low.expand_as(x)[row], high.expand_as(x)[row]), moved)
+        goal = x[row].clone()
+        touched = [u for u in units if any(moved[i] != x[row][i] for i in u)]
+        for i in itertools.chain(*touched):
+            goal[i] = box[i]
+        # Every choice of `budget` units, in order: the first of the nearest has the lowest indices.
+        nearest, distance = x[row], inf
+        for chosen in itertools.combinations(units, ball.budget):
+            point = x[row].clone()
+            for i in itertools.chain(*chosen):
+                point[i] = goal[i]
+            squares = (point - goal).square().sum().item()
+            if squares < distance:
+                nearest, distance = point, squares
+        assert torch.equal(projected[row], nearest)
+
+
+@pytest.mark.parametrize(
+    ("x", "x_adv", "high", "expected"),
+    [
+        (0.0, 5.0, 1.0, 1.0),  # outside: clipped
+        (1.0, 5.0, 1.0, 1.0),  # clipped back to the clean value: no change
+        (3.0, 3.0, 1.0, 3.0),  # x outside the box, unchanged: left there
+        (3.0, 2.5, 1.0, 1.0),  # x outside the box, changed: into the box
+        (0.0, nan, inf, 0.0),  # no value to clip: back to x
+        (0.0, inf, 1.0, 1.0),  # infinite: clipped like any other
+        (0.0, inf, inf, inf),
+        (inf, inf, 1.0, inf),  # infinity equals itself
+        (inf, -inf, 1.0, -1.0),
+        (nan, nan, 1.0, nan),  # NaN on both sides is no change
+        (nan, 0.5, 1.0, 0.5),
+    ],
+)
+def test_project_one_number(x: float, x_adv: float, high: float, expected: float) -> None:
+    ball = L0Ball(1, low=-1.0, high=high)
+    clean, attacked = torch.tensor([[x, 0.0]]), torch.tensor([[x_adv, 0.0]])
+    projected = ball.project(clean, attacked)
+    assert same(projected, torch.tensor([[expected, 0.0]]))
+    assert ball.contains(clean, projected).item()
+    assert ball.contains(clean, attacked).item() == same(projected, attacked)
+
+
+def test_a_unit_clipped_back_to_x_costs_no_budget() -> None:
+    x = torch.tensor([[1.0, 0.0]])
+    assert L0Ball(1).project(x, torch.tensor([[9.0, 0.1]])).tolist() == [[1.0, pytest.approx(0.1)]]
+
+
+def test_lowest_index_stays_at_ties() -> None:
+    ball, x = L0Ball(2), torch.zeros(1, 4)
+    assert ball.project(x, torch.tensor([[0.5, -0.5, 0.5, -0.5]])).tolist() == [[0.5, -0.5, 0.0, 0.0]]
+
+
+def test_size_is_measured_after_clipping() -> None:
+    ball, x = L0Ball(1), torch.zeros(1, 4)
+    assert ball.project(x, torch.tensor([[0.0, 1.0, 100.0, 0.0]])).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("value", "stays"), [(0.6, 0), (0.5, 1)])
+def test_pixels_rank_by_l2_over_channels_and_count_once(value: float, stays: int) -> None:
+    x = torch.zeros(1, 3, 1, 2)
+    x_adv = torch.tensor([[value] * 3, [0.0, 1.0, 0.0]]).T.reshape(1, 3, 1, 2)
+    ball = L0Ball(1, "pixel")
+    assert ball.count(x, x_adv).item() == 2
+    assert L0Ball(1).count(x, x_adv).item() == 4
+    assert torch.equal(ball.project(x, x_adv), x_adv * torch.eye(2)[stays])
+
+
+def test_a_change_away_from_nan_is_the_largest() -> None:
+    x = torch.tensor([[0.0, nan]])
+    assert same(L0Ball(1).project(x, torch.tensor([[0.9, 0.1]])), torch.tensor([[0.0, 0.1]]))
+
+
+def test_a_tiny_change_is_a_change() -> None:
+    x = torch.zeros(1, 2, 1, 2, dtype=torch.float64)
+    x_adv = x.clone()
+    x_adv[0, 0, 0, 1] = 1e-200
+    assert torch.equal(L0Ball(1, "pixel").project(x, x_adv), x_adv)
+
+
+def test_a_changed_pixel_is_held_to_the_box_with_all_its_mutable_channels() -> None:
+    x = torch.tensor([5.0, 0.0]).view(1, 2, 1, 1)
+    x_adv = torch.tensor([5.0, 0.5]).view(1, 2, 1, 1)
+    assert not L0Ball(1, "pixel").contains(x, x_adv).item()
+    assert L0Ball(1, "pixel").project(x, x_adv).flatten().tolist() == [1.0, 0.5]
+    frozen = L0Ball(1, "pixel", mutable=torch.tensor([False, True]).view(2, 1, 1))
+    assert frozen.contains(x, x_adv).item()
+    assert frozen.project(x, torch.full_like(x, 0.5)).flatten().tolist() == [5.0, 0.5]
+
+
+def test_add_only_features() -> None:
+    ball, x = L0Ball(4, low=1.0, high=1.0), torch.tensor([[0.0, 1.0, 0.0, 1.0]])
+    assert ball.contains(x, torch.tensor([[1.0, 1.0, 0.0, 1.0]])).item()
+    assert not ball.contains(x, torch.tensor([[0.0, 0.0, 0.0, 1.0]])).item()
+
+
+def test_budget_zero_is_the_point_itself() -> None:
+    ball, x = L0Ball(0), torch.zeros(1, 4)
+    assert ball.contains(x, x).item()
+    assert not ball.contains(x, x + 0.5).item()
+    assert torch.equal(ball.project(x, x + 0.5), x)
+
+
+def test_no_rows() -> None:
+    for ball, x in ((L0Ball(2), torch.zeros(0, 3)), (L0Ball(2, "pixel"), torch.zeros(0, 3, 2, 2))):
+        assert ball.count(x, x).shape == ball.contains(x, x).shape == (0,)
+        assert ball.project(x, x).shape == x.shape
+
+
+def test_bounds_are_rounded_to_the_dtype_of_x() -> None:
+    x = torch.zeros(1, 1)
+    assert L0Ball(1, low=-0.1, high=0.1).contains(x, torch.full_like(x, 0.1)).item()
+
+
+def test_gradient_passes_through_what_stays() -> None:
+    ball, x = L0Ball(1), torch.zeros(1, 4)
+    x_adv = torch.tensor([[0.5, 0.9, 0.1, 0.0]], requires_grad=True)
+    (grad,) = torch.autograd.grad(ball.project(x, x_adv).sum(), x_adv)
+    assert grad.tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+def test_a_ball_is_frozen_and_hashable() -> None:
+    ball = L0Ball(1, low=torch.zeros(3))
+    with pytest.raises(FrozenInstanceError):
+        ball.budget = 2  # type: ignore[misc]
+    assert ball in {ball}
+    assert ball != L0Ball(1, low=torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": -1}, "budget must be an int >= 0, got -1"),
+        ({"budget": True}, "budget must be an int >= 0, got True"),
+        ({"budget": 2.0}, "budget must be an int >= 0, got 2.0"),
+        ({"unit": "voxel"}, 'unit must be "feature" or "pixel", got \'voxel\''),
+        ({"low": 2.0}, "low must be <= high everywhere, got low=2.0 with high=1.0"),
+        ({"low": nan}, "low must be <= high everywhere, got low=nan"),
+        ({"low": torch.tensor([0.0, 2.0])}, "low must be <= high everywhere"),
+        ({"high": torch.tensor([0.0, nan])}, "low must be <= high everywhere"),
+        ({"low": torch.zeros(2), "high": torch.ones(3)}, r"broadcastable to one another, got shapes \(2,\) and \(3,\)"),
+        ({"low": torch.zeros(2), "high": torch.ones(2, device="meta")}, "on one device, got cpu and meta"),
+        ({"low": "0"}, "low must be a number or a real tensor, got '0'"),
+        ({"high": True}, "high must be a number or a real tensor, got True"),
+        ({"high": torch.tensor([True])}, "high must be a number or a real tensor, got a bool tensor"),
+        ({"mutable": torch.ones(3)}, r"mutable must be a bool tensor or None, got a float32 tensor of shape \(3,\)"),
+        ({"mutable": [True]}, r"mutable must be a bool tensor or None, got \[True\]"),
+    ],
+)
+def test_bad_balls(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        L0Ball(**{"budget": 1, **arguments})
+
+
+IMAGE = torch.zeros(2, 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("ball", "x", "x_adv", "message"),
+    [
+        (L0Ball(13), IMAGE, IMAGE, "got budget=13 with 12 units"),
+        (L0Ball(5, "pixel"), IMAGE, IMAGE, "got budget=5 with 4 units"),
+        (L0Ball(1, "pixel"), IMAGE[0], IMAGE[0], r'unit="pixel", got shape \(3, 2, 2\)'),
+        (L0Ball(1), torch.zeros(3), torch.zeros(3), r"x must be a floating-point tensor of shape \(n, ...\), got"),
+        (L0Ball(1), IMAGE.int(), IMAGE.int(), "x must be a floating-point tensor"),
+        (L0Ball(1), IMAGE, IMAGE[:1], "x_adv must have the shape, dtype and device of x"),
+        (L0Ball(1), IMAGE, IMAGE.double(), "got a float64 tensor .* for a float32 tensor"),
+        (L0Ball(1), IMAGE, IMAGE.to("meta"), "on meta for .* on cpu"),
+        (L0Ball(1, low=-torch.ones(3)), IMAGE, IMAGE, r"low must be broadcastable to x .* shape \(3,\)"),
+        (L0Ball(1, high=torch.ones(1, 2, 3, 2, 2)), IMAGE, IMAGE, "high must be broadcastable to x"),
+        (L0Ball(1, mutable=torch.ones(2, 2, 2) > 0), IMAGE, IMAGE, "mutable must be broadcastable to x"),
+        (L0Ball(1, mutable=torch.ones(2, device="meta") > 0), IMAGE, IMAGE, "mutable must be .* on its device"),
+    ],
+)
+@pytest.mark.parametrize("call", ["count", "contains", "project"])
+def test_bad_inputs(call: str, ball: L0Ball, x: Tensor, x_adv: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cast(Any, getattr(ball, call))(x, x_adv)
