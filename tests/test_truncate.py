@@ -266,7 +266,7 @@ def compiled(layer: nn.Module) -> nn.Module:
 
 
 def pruned(layer: nn.Module) -> nn.Module:
-    prune.l1_unstructured(layer, "weight", 2)  # type: ignore[no-untyped-call]
+    prune.l1_unstructured(layer, "weight", 2)
     return layer
 
 

@@ -127,9 +127,7 @@ def forward(
     limit, inner = _limits(x)
     out = F.linear(inner, weight, bias)
     kept = (cuts, ties, walked) if keep_cuts else (None, None, None)
-    _call(
-        "forward", x.dtype, x, weight, bias, order, ranked, bound, limit, n, rows, d, top, bottom, out, *kept
-    )
+    _call("forward", x.dtype, x, weight, bias, order, ranked, bound, limit, n, rows, d, top, bottom, out, *kept)
     return out, cuts, ties, walked
 
 
@@ -154,9 +152,7 @@ def backward(
     undefined = cuts[0].isnan()
     if to_weight:
         grad_weight = grads @ inner
-        _call(
-            "weight_gradient", x.dtype, grads, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight
-        )
+        _call("weight_gradient", x.dtype, grads, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight)
         grad_weight.masked_fill_(undefined.any(1, keepdim=True), torch.nan)
     if to_x and n:
         _call("input_gradient", x.dtype, grads, x, weight, cuts, ties, limit, n, rows, d, grad_x)

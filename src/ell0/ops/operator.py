@@ -166,7 +166,8 @@ def prepare(weight: Tensor) -> Prepared:
     """
     _check_weight(weight)
     with torch.no_grad():
-        return Prepared(*torch.ops.ell0.prepare(weight), source=_source(weight))
+        order, ranked, bound = torch.ops.ell0.prepare(weight)
+    return Prepared(order, ranked, bound, _source(weight))
 
 
 def trimmed_linear(
@@ -203,7 +204,7 @@ def trimmed_linear(
         order, ranked, bound = prepared.order, prepared.ranked, prepared.bound
     keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     flat = x.reshape(-1, x.shape[-1])
-    out, _, _, _ = torch.ops.ell0.trimmed_linear(flat, weight, bias, order, ranked, bound, top, bottom, keep_cuts)
+    out: Tensor = torch.ops.ell0.trimmed_linear(flat, weight, bias, order, ranked, bound, top, bottom, keep_cuts)[0]
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -87,66 +87,91 @@ template <class T> inline V<T> term_of(T w, V<T> x, bool plain) {
     return plain ? w * x : Trim<T>::safe_product(all<T>(w), x);
 }
 
+// The walked positions of one row, by rising index, and what their kept terms add up to.
+template <class T> struct Prefix {
+    static constexpr int L = LANES<T>;
+    const T* w;
+    T* out;
+    int64_t count = 0;
+    bool finite = true;
+    Buffer<uint64_t> bits;
+    Buffer<int32_t> place;
+    Buffer<V<T>> total;
+
+    void start(const T* weight, T* grad_weight, const int32_t* order, int64_t walked, int64_t words) {
+        w = weight;
+        out = grad_weight;
+        count = 0;
+        finite = true;
+        std::memset(bits.data, 0, words * sizeof(uint64_t));
+        for (int64_t j = 0; j < walked; ++j) bits[order[j] / 64] |= uint64_t(1) << (order[j] % 64);
+        for (int64_t word = 0; word < words; ++word)
+            for (uint64_t left = bits[word]; left; left &= left - 1)
+                place[count++] = (int32_t)(word * 64 + __builtin_ctzll(left));
+        for (int64_t t = 0; t < count; ++t) finite &= std::fabs(w[place[t]]) <= Lanes<T>::MAX;
+        std::memset((void*)total.data, 0, count * sizeof(V<T>));
+    }
+    void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve) {
+        const T* panel = &batch.panel[g * batch.d * L];
+        const bool plain = finite && !batch.special[g];
+        if (plain && sieve.simple(batch.d)) {
+            for (int64_t t = 0; t < count; ++t) {
+                V<T> v = load(panel + (int64_t)place[t] * L);
+                total[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
+            }
+            return;
+        }
+        // Outlying coordinates are not in the dense product, so their kept terms are added wherever they lie.
+        const uint64_t* outlying = &batch.outlying[g * batch.words];
+        V<T> limit = load(&batch.limit[g * L]);
+        int64_t t = 0;
+        for (int64_t word = 0; word < batch.words; ++word)
+            for (uint64_t left = bits[word] | outlying[word]; left; left &= left - 1) {
+                int bit = __builtin_ctzll(left);
+                int64_t i = word * 64 + bit;
+                V<T> v = load(panel + i * L);
+                V<T> share = where<T>(sieve.keeps(term_of(w[i], v, plain)), sieve.grad * v);
+                if (bits[word] >> bit & 1) total[t++] += share;
+                else out[i] += sum<T>(where<T>(magnitude<T>(v) > limit, share));
+            }
+    }
+    void finish() {
+        for (int64_t t = 0; t < count; t += L) {
+            V<T> v[L] = {}, sums{};
+            const int many = count - t < L ? (int)(count - t) : L;
+            for (int l = 0; l < many; ++l) v[l] = total[t + l];
+            transpose<T>(v);
+            for (int l = 0; l < L; ++l) sums += v[l];
+            for (int l = 0; l < many; ++l) out[place[t + l]] = sums[l];
+        }
+    }
+};
+
 // grad_weight (rows, d) holds the dense product of grad and x without its outlying coordinates. A position that no
 // sample walked keeps that value; a walked one is added up from its kept terms alone.
 template <class T>
 void weight_gradient(const T* grads, const T* x, const T* weight, const int32_t* order, const int32_t* walked,
                      const T* cuts, const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d,
                      T* grad_weight, int threads) {
-    constexpr int L = LANES<T>;
+    constexpr int L = LANES<T>, TILE = 8;  // rows that share a pass over the panels
     Batch<T> batch(x, limits, n, d, threads);
 #pragma omp parallel num_threads(threads)
     {
-        Buffer<uint64_t> prefix;
-        Buffer<V<T>> total;
-        Buffer<int32_t> place;
-        place.resize(d);
-        prefix.resize(batch.words);
-        total.resize(d);
-#pragma omp for schedule(dynamic, 8)
-        for (int64_t o = 0; o < rows; ++o) {
-            const T* w = weight + o * d;
-            T* out = grad_weight + o * d;
-            std::memset(prefix.data, 0, batch.words * sizeof(uint64_t));
-            bool finite = true;
-            for (int64_t j = 0; j < walked[o]; ++j) {
-                int32_t i = order[o * d + j];
-                prefix[i / 64] |= uint64_t(1) << (i % 64);
-                finite &= std::fabs(w[i]) <= Lanes<T>::MAX;
-            }
-            int64_t places = 0;
-            for (int64_t word = 0; word < batch.words; ++word)
-                for (uint64_t bits = prefix[word]; bits; bits &= bits - 1)
-                    place[places++] = (int32_t)(word * 64 + __builtin_ctzll(bits));
-            std::memset((void*)total.data, 0, walked[o] * sizeof(V<T>));
-            for (int64_t g = 0; g < batch.groups; ++g) {
-                Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
-                const T* panel = &batch.panel[g * d * L];
-                const uint64_t* outlying = &batch.outlying[g * batch.words];
-                bool special = batch.special[g], plain = finite && !special;
-                V<T> limit = load(&batch.limit[g * L]);
-                int64_t t = 0;
-                if (plain && sieve.simple(d)) {
-                    for (; t < walked[o]; ++t) {
-                        V<T> v = load(panel + (int64_t)place[t] * L);
-                        total[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
-                    }
-                    continue;
-                }
-                for (int64_t word = 0; word < batch.words; ++word) {
-                    uint64_t own = prefix[word], bits = special ? own | outlying[word] : own;
-                    for (; bits; bits &= bits - 1) {
-                        int bit = __builtin_ctzll(bits);
-                        int64_t i = word * 64 + bit;
-                        V<T> v = load(panel + i * L);
-                        M<T> keeps = sieve.keeps(term_of(w[i], v, plain));
-                        V<T> share = where<T>(keeps, sieve.grad * v);
-                        if (own >> bit & 1) total[t++] += share;
-                        else out[i] += sum<T>(where<T>(magnitude<T>(v) > limit, share));
-                    }
-                }
-            }
-            for (int64_t t = 0; t < walked[o]; ++t) out[place[t]] = sum<T>(total[t]);
+        Prefix<T> prefix[TILE];
+        for (Prefix<T>& row : prefix) {
+            row.bits.resize(batch.words);
+            row.place.resize(d);
+            row.total.resize(d);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t o0 = 0; o0 < rows; o0 += TILE) {
+            const int64_t stop = o0 + TILE < rows ? o0 + TILE : rows;
+            for (int64_t o = o0; o < stop; ++o)
+                prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, walked[o], batch.words);
+            for (int64_t g = 0; g < batch.groups; ++g)
+                for (int64_t o = o0; o < stop; ++o)
+                    prefix[o - o0].add(batch, g, Sieve<T>(cuts, ties, grads, n, rows, o, g * L));
+            for (int64_t o = o0; o < stop; ++o) prefix[o - o0].finish();
         }
     }
 }

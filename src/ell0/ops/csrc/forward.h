@@ -64,6 +64,7 @@ template <class T> struct Trim {
     template <int P>
     int64_t walk(const Row<T>& row, const Group<T>& group, Extremes<T, P>& found) const {
         V<T> b[16];
+        if (d < 16) found.clear();  // else the first sixteen terms fill the lists
         int64_t q = 0;
         for (; q + 16 <= group.leads; q += 16) {
             for (int r = 0; r < 16; ++r) b[r] = row.leading[q + r];
@@ -73,10 +74,12 @@ template <class T> struct Trim {
         for (; q < group.leads; ++q) found.absorb(row.leading[q]);
         V<T> high = all<T>(__builtin_inff()), low = -high;
         for (int64_t j = 0;; j += 16) {
-            if (top) high = found.largest[top - 1];
-            if (bottom) low = found.smallest[bottom - 1];
             if (j >= d) return d;
-            if (!reachable(row, group.reach, narrower(high, low), j)) return j;
+            if (j || group.leads) {
+                if (top) high = found.largest[top - 1];
+                if (bottom) low = found.smallest[bottom - 1];
+                if (!reachable(row, group.reach, narrower(high, low), j)) return j;
+            }
             int count = d - j < 16 ? (int)(d - j) : 16;
             const int32_t* order = row.order + j;
             const T* w = row.ranked + j;

@@ -15,7 +15,7 @@ template <class T> inline uint32_t high_bits(T v) {
     return (uint32_t)((bits & 0x7fffffffffffffffull) >> 46);
 }
 
-// Orders each row by falling |w|, up to 6 bits of mantissa: one counting sort. bound holds the exact largest |w| from
+// Orders each row by falling |w|, up to 6 bits of mantissa and 8 octaves: one counting sort. bound holds the exact largest |w| from
 // each sixteenth position on, NaN first if the row has a NaN.
 template <class T>
 void prepare(const T* weight, int64_t rows, int64_t d, int32_t* order, T* ranked, T* bound, int threads) {
@@ -188,10 +188,13 @@ void forward(const T* x, const T* weight, const T* bias, const int32_t* order, c
                         int32_t tied[2][L];
                         for (int l = 0; l < L; ++l) tied[0][l] = (int32_t)found.ties_high[l];
                         for (int l = 0; l < L; ++l) tied[1][l] = (int32_t)found.ties_low[l];
-                        std::memcpy(cuts + at, &high, lanes * sizeof(T));
-                        std::memcpy(cuts + other + at, &found.low, lanes * sizeof(T));
-                        std::memcpy(ties + at, tied[0], lanes * sizeof(int32_t));
-                        std::memcpy(ties + other + at, tied[1], lanes * sizeof(int32_t));
+                        auto keep = [&](int count) {
+                            std::memcpy(cuts + at, &high, count * sizeof(T));
+                            std::memcpy(cuts + other + at, &found.low, count * sizeof(T));
+                            std::memcpy(ties + at, tied[0], count * sizeof(int32_t));
+                            std::memcpy(ties + other + at, tied[1], count * sizeof(int32_t));
+                        };
+                        lanes == L ? keep(L) : keep(lanes);
                     }
                     for (int r = 0; whole && r < TILE; r += L) {
                         V<T> v[L];

@@ -42,7 +42,7 @@ template <class T, int P> struct Extremes {
     V<T> largest[P];   // falling
     V<T> smallest[P];  // rising
 
-    Extremes() {
+    void clear() {
         for (int i = 0; i < P; ++i) {
             largest[i] = all<T>(-__builtin_inff());
             smallest[i] = all<T>(__builtin_inff());

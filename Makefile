@@ -1,0 +1,35 @@
+# `make setup` makes the environment; every other target does so by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup run test test-full lint bench clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup  ## the main job: two digits classifiers, attacked, and what the truncated layer costs
+	$(BIN)/python examples/digits.py
+	$(BIN)/ell0 bench layer --quick
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## lint, types, tests
+	$(BIN)/python -m pytest -n auto
+
+test-full: lint  ## with the long property tests
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n auto -m "full or not full"
+
+bench: setup  ## the figures of the README
+	$(BIN)/ell0 bench layer --threads 2 --out results/bench-layer-cpu.json
+	$(BIN)/python tools/readme.py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info src/ell0/ops/_kernel*.so

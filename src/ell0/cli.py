@@ -1,0 +1,150 @@
+"""The command line: the only place where its words become objects."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from . import __version__, data
+from .results import Results
+
+app = App(
+    name="ell0",
+    version=__version__,
+    help="Classifiers that survive sparse (L0) attacks: an attacker who changes a few inputs, by any amount.",
+    suppress_keyboard_interrupt=False,
+)
+data_app = App(name="data", help="Data sets: what is here, and fetching what is not.")
+bench_app = App(name="bench", help="Benchmarks: ratios in one run, of checked results.")
+app.command(data_app)
+app.command(bench_app)
+
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
+Quiet = Annotated[bool, Parameter(name="--quiet", negative="", help="No progress on standard error.")]
+
+
+@data_app.command(name="get")
+def data_get(name: str, /, *, root: Path | None = None) -> None:
+    """Fetch a data set, check it, and say where it lies.
+
+    Example: ell0 data get mnist
+
+    Parameters
+    ----------
+    name
+        mnist, fashion-mnist or cifar10 (digits come with scikit-learn).
+    root
+        Where to put it: this folder, else $ELL0_DATA, else the user cache.
+    """
+    print(data.get(name, root))
+
+
+@data_app.command(name="list")
+def data_list(*, root: Path | None = None, as_json: Json = False) -> None:
+    """Say which data sets are here, whole or not.
+
+    Example: ell0 data list
+
+    Parameters
+    ----------
+    root
+        Where to look: this folder alone, else $ELL0_DATA and the user cache.
+    """
+    found = data.status(root)
+    if as_json:
+        print(json.dumps([asdict(status) for status in found], default=str))
+        return
+    table = Table("set", "where", "problem", box=None)
+    for status in found:
+        table.add_row(status.name, str(status.where or "-"), status.problem or "")
+    Console().print(table)
+
+
+@bench_app.command(name="layer")
+def bench_layer(
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    out: Path | None = None,
+    root: Path | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time the truncated layer against the dense layer and the topk baseline.
+
+    Examples: ell0 bench layer --quick
+              ell0 bench layer --threads 2 --out results/bench-layer-cpu.json
+
+    Parameters
+    ----------
+    quick
+        k = 10, initial weights, two kinds of input: under a minute.
+    out
+        Write the results file here.
+    root
+        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
+    threads
+        Processor threads; without it, as many as torch takes.
+    seed
+        Of inputs and weights.
+    """
+    import torch
+
+    from . import bench
+
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    console = Console(stderr=True, quiet=quiet)
+    words = ["ell0 bench layer", *(["--quick"] if quick else []), *([f"--threads {threads}"] if threads else [])]
+    words += [f"--seed {seed}"] if seed else []
+    with console.status("") as status:
+        results = bench.layer(
+            quick=quick, root=root, command=" ".join(words), seed=seed, progress=lambda line: status.update(line)
+        )
+    if out is not None:
+        results.save(out)
+        console.print(f"written to {out}")
+    if as_json:
+        print(json.dumps(asdict(results)))
+    else:
+        _show(results)
+
+
+def _show(results: Results) -> None:
+    table = Table(
+        "measured", "data", "weights", "k", "size", "prepared", "ratio", "to", title=f"{results.name}: {results.device}"
+    )
+    for row in results.rows:
+        size = f"{row['batch']}x{row['in']}->{row['out']}" if "in" in row else f"{row.get('images', '')} images"
+        value = f"{row['value'] / 2**20:.1f} MiB" if row["unit"] == "bytes" else f"{row['value']:.2f} {row['unit']}"
+        prepared = {True: "yes", False: "no", None: ""}[row.get("prepared")]
+        cells = (row["what"], row.get("data", ""), row.get("weights", ""), row["k"], size, prepared, value)
+        table.add_row(*map(str, cells), row.get("to", ""))
+    Console().print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line. An error the user can mend is one sentence and exit code 1; a wrong word is 2."""
+    try:
+        app(argv, exit_on_error=False, print_error=True, result_action="return_value")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except CycloptsError:  # printed already, with what it may have meant
+        return 2
+    except (OSError, ValueError, ImportError) as error:
+        print(f"ell0: {error}", file=sys.stderr)
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0

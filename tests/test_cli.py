@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ell0 import __version__, bench
+from ell0.cli import main
+from ell0.results import Results
+
+
+@pytest.fixture
+def fake_bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    calls: list[dict[str, object]] = []
+
+    def layer(**options: object) -> Results:
+        calls.append(options)
+        results = Results("bench-layer-cpu", str(options["command"]), device="a machine")
+        results.add(2.5, what="forward", to="dense", unit="x", k=10, batch=1, data="mnist", **{"in": 2, "out": 3})
+        results.add(2.0**20, what="memory", unit="bytes", k=10, batch=1, **{"in": 2, "out": 3})
+        return results
+
+    monkeypatch.setattr(bench, "layer", layer)
+    return calls
+
+
+def test_bench_layer_shows_and_writes(
+    fake_bench: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.json"
+    assert main(["bench", "layer", "--quick", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert "2.50 x" in shown.out
+    assert "1.0 MiB" in shown.out
+    assert fake_bench[0]["quick"] is True
+    assert Results.load(out).command == "ell0 bench layer --quick"
+
+
+def test_json_goes_to_standard_output_alone(
+    fake_bench: list[dict[str, object]],  # noqa: ARG001
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "layer", "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["rows"][0]["value"] == 2.5
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["bench", "layer", "--threads", "0"], 1, "threads must be at least 1, got 0"),
+        (["data", "get", "mnits"], 1, "mnits"),
+        (["data", "get", "digits"], 1, "need no get"),
+    ],
+)
+def test_an_error_is_one_sentence(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("ell0: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["bench", "layer", "--quik"], "--quick"), (["bnch"], "bench"), (["data", "get"], "name")]
+)
+def test_a_wrong_word_is_code_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert said.lower() in (shown.out + shown.err).lower()
+
+
+def test_data_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list", "--root", str(tmp_path), "--json"]) == 0
+    sets = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert sets["digits"]["problem"] is None
+    assert "ell0 data get mnist" in sets["mnist"]["problem"]
+    assert main(["data", "list", "--root", str(tmp_path)]) == 0
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> Results:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "layer", interrupted)
+    assert main(["bench", "layer"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layer", "--help"]) == 0
+    assert "ell0 bench layer --quick" in capsys.readouterr().out
+
+
+def test_installed_command_starts() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; from ell0.cli import main; sys.exit(main(['--version']))"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.stdout.strip() == __version__

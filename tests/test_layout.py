@@ -1,0 +1,92 @@
+"""The shape of the house: which room may import which, what is public, what an import needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ell0
+
+PACKAGE = Path(ell0.__file__).parent
+ROOMS = ["threat", "ops", "nn", "models", "data", "results", "bench", "cli"]
+
+
+def _files(room: str) -> list[Path]:
+    return sorted((PACKAGE / room).rglob("*.py")) if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+
+
+def _imported_rooms(path: Path) -> set[str]:
+    """Rooms of ell0 that a file imports, however the import is written."""
+    here = ("ell0", *path.relative_to(PACKAGE).with_suffix("").parts)
+    here = here[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(here[: len(here) - node.level + 1]) if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "ell0" and len(parts) > 1 and parts[1] in ROOMS:
+                found.add(parts[1])
+    return found
+
+
+def test_every_room_is_listed() -> None:
+    names = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and (p / "__init__.py").exists())}
+    assert names - {"__init__", "__pycache__"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_above_it(room: str) -> None:
+    above = set(ROOMS[: ROOMS.index(room)]) | {room}
+    for path in _files(room):
+        assert _imported_rooms(path) <= above, path
+
+
+def test_relative_imports_are_seen() -> None:
+    assert _imported_rooms(PACKAGE / "cli.py") >= {"data", "results", "bench"}
+    assert _imported_rooms(PACKAGE / "nn.py") == {"ops"}
+
+
+def test_public_names() -> None:
+    assert set(ell0.__all__) == {
+        "L0Ball",
+        "__version__",
+        "data",
+        "models",
+        "nn",
+        "ops",
+        "truncate",
+        "truncated_linear",
+    }
+    assert set(ell0.ops.__all__) == {
+        "Prepared",
+        "check_k",
+        "keep_mask",
+        "prepare",
+        "trimmed_linear",
+        "truncated_linear",
+    }
+    for module in (ell0, ell0.ops, ell0.nn, ell0.models, ell0.data):
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_import_needs_torch_and_numpy_alone() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('sklearn', 'scipy', 'rich', 'cyclopts', 'matplotlib', 'jinja2', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "import ell0, torch\n"
+        "print(ell0.models.mlp(2, in_features=9, hidden=(4,))(torch.zeros(1, 9)).shape)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "torch.Size([1, 10])" in run.stdout

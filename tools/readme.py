@@ -1,0 +1,84 @@
+"""Writes the figures of README.md from the committed results files; ``--check`` only says whether they are in step.
+
+A block stands between ``<!-- figures: NAME -->`` and ``<!-- end -->``; NAME is a function below.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ell0.results import Results, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def layer() -> str:
+    """The cost of the truncated layer, from results/bench-layer-cpu.json."""
+    results = Results.load(ROOT / "results" / "bench-layer-cpu.json")
+    main = {"k": 10, "prepared": True, "what": "forward", "to": "dense"}
+    step = {"k": 10, "what": "step"}
+    lines = [
+        "| 256 samples, 784 -> 1568, k = 10 | initial weights | weights of a trained F(10) |",
+        "|---|---|---|",
+    ]
+    both = ("initial", "trained")
+    for label, what in (
+        ("forward, MNIST", {**main, "data": "mnist"}),
+        ("forward, MNIST with 10 numbers at +-100", {**main, "data": "mnist+10@100"}),
+        ("forward, Gaussian", {**main, "data": "gaussian"}),
+        ("forward, 80 % zeros", {**main, "data": "zeros80"}),
+        ("training step, weights prepared each time, MNIST", {**step, "data": "mnist"}),
+    ):
+        cells = [_times(results.find(**what, weights=weights)) for weights in both]
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+    for k in (10, 100):
+        faster = [
+            results.find(what="forward", to="topk", data="mnist", k=k, weights=weights)["value"] for weights in both
+        ]
+        lines.append(
+            f"| the topk baseline, MNIST, k = {k} | {faster[0]:.0f} times slower | {faster[1]:.0f} times slower |"
+        )
+    epoch = results.find(what="epoch")
+    memory = {k: results.find(what="memory", k=k) for k in (0, 10)}
+    rounds = results.find(**main, data="mnist", weights="initial")["n"]
+    lines += [
+        "",
+        f"Times are those of the dense layer's in the same run: median of {rounds} rounds, in brackets the lowest and"
+        " the highest round."
+        f" An epoch of F(10) on {epoch['images']:,} MNIST images costs {_times(epoch)} one of F(0)."
+        f" A training step of the layer takes {memory[10]['value'] / 2**20:.0f} MiB at its peak,"
+        f" that of the dense layer {memory[0]['value'] / 2**20:.0f} MiB.",
+        f"Measured on {results.device} with torch {results.versions['torch']}, {results.versions['kernel']} build,"
+        f" commit {results.commit}, by `{results.command}`.",
+    ]
+    return "\n".join(lines)
+
+
+def _times(row: Row) -> str:
+    return f"{row['value']:.1f} ({row['low']:.1f}-{row['high']:.1f})"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"layer": layer}
+
+
+def render(text: str) -> str:
+    """The text with every block written anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match['name']]()}\n{match[3]}", text)
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    new = render(old)
+    if "--check" in sys.argv[1:]:
+        return int(new != old)
+    readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
