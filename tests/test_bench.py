@@ -67,4 +67,5 @@ def test_peak_memory_is_told() -> None:
     results = Results("a", "b")
     bench._memory(results)
     dense, truncated = (results.find(what="memory", k=k)["value"] for k in (0, 10))
-    assert 0 < dense <= truncated <= 2 * dense + 64 * 2**20
+    assert dense > 0
+    assert 0 < truncated <= 2 * dense + 64 * 2**20

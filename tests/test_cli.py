@@ -33,7 +33,7 @@ def test_bench_layer_shows_and_writes(
     out = tmp_path / "a.json"
     assert main(["bench", "layer", "--quick", "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    assert "2.50 x" in shown.out
+    assert "2.5x dense" in shown.out
     assert "1.0 MiB" in shown.out
     assert fake_bench[0]["quick"] is True
     assert Results.load(out).command == "ell0 bench layer --quick"

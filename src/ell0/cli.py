@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__, data
-from .results import Results
+from .results import Results, Row
 
 app = App(
     name="ell0",
@@ -121,16 +121,20 @@ def bench_layer(
 
 
 def _show(results: Results) -> None:
-    table = Table(
-        "measured", "data", "weights", "k", "size", "prepared", "ratio", "to", title=f"{results.name}: {results.device}"
-    )
+    table = Table("measured", "size", "data", "weights", "k", "ratio", box=None, title_justify="left")
+    table.title = f"{results.name}: {results.device}, {results.versions.get('kernel', 'no')} kernel"
     for row in results.rows:
-        size = f"{row['batch']}x{row['in']}->{row['out']}" if "in" in row else f"{row.get('images', '')} images"
-        value = f"{row['value'] / 2**20:.1f} MiB" if row["unit"] == "bytes" else f"{row['value']:.2f} {row['unit']}"
-        prepared = {True: "yes", False: "no", None: ""}[row.get("prepared")]
-        cells = (row["what"], row.get("data", ""), row.get("weights", ""), row["k"], size, prepared, value)
-        table.add_row(*map(str, cells), row.get("to", ""))
+        prepared = {True: ", prepared", False: ", unprepared", None: ""}[row.get("prepared")]
+        size = f"{row['batch']}x{row['in']}>{row['out']}" if "in" in row else f"{row['images']} images"
+        value = f"{row['value'] / 2**20:.1f} MiB" if row["unit"] == "bytes" else _ratio(row)
+        cells = (row["what"] + prepared, size, row.get("data", ""), row.get("weights", ""), row["k"], value)
+        table.add_row(*map(str, cells))
     Console().print(table)
+
+
+def _ratio(row: Row) -> str:
+    times = f"{row['value']:.1f}" if row["value"] < 20 else f"{row['value']:.0f}"
+    return f"1/{times} of {row['to']}" if row["unit"] == "x faster" else f"{times}x {row['to']}"
 
 
 def main(argv: list[str] | None = None) -> int:

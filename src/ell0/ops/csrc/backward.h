@@ -66,19 +66,15 @@ template <class T> struct Batch {
             uint64_t* bits = &outlying[g * words];
             std::memset(bits, 0, words * sizeof *bits);
             special[g] = 0;
-            for (int l = 0; l < L; ++l) {
-                int64_t b = g * L + l;
-                T lim = b < n ? limits[b] : Lanes<T>::MAX;
-                limit[g * L + l] = lim;
-                for (int64_t i = 0; i < d; ++i) {
-                    T v = b < n ? x[b * d + i] : T(0);
-                    out[i * L + l] = v;
-                    if (std::fabs(v) > lim) {
-                        bits[i / 64] |= uint64_t(1) << (i % 64);
-                        special[g] = 1;
-                    }
+            const int count = n - g * L < L ? (int)(n - g * L) : L;
+            turn<L>(x + g * L * d, count, d, out);
+            for (int l = 0; l < L; ++l) limit[g * L + l] = l < count ? limits[g * L + l] : Lanes<T>::MAX;
+            const V<T> lim = load(&limit[g * L]);
+            for (int64_t i = 0; i < d; ++i)
+                if (any(magnitude<T>(load(out + i * L)) > lim)) {
+                    bits[i / 64] |= uint64_t(1) << (i % 64);
+                    special[g] = 1;
                 }
-            }
         }
     }
 };

@@ -20,6 +20,22 @@ template <class T> struct Buffer {
     ~Buffer() { std::free(data); }
 };
 
+// TILE rows by coordinate: out[i * TILE + r] = rows[r * d + i], zero for rows beyond count.
+template <int TILE, class T> void turn(const T* rows, int count, int64_t d, T* out) {
+    constexpr int L = LANES<T>;
+    for (int64_t r0 = 0; r0 < TILE; r0 += L) {
+        int64_t i = 0;
+        for (; i + L <= d && r0 + L <= count; i += L) {
+            V<T> v[L];
+            for (int r = 0; r < L; ++r) v[r] = load(rows + (r0 + r) * d + i);
+            transpose<T>(v);
+            for (int c = 0; c < L; ++c) store(out + (i + c) * TILE + r0, v[c]);
+        }
+        for (; i < d; ++i)
+            for (int64_t r = r0; r < r0 + L; ++r) out[i * TILE + r] = r < count ? rows[r * d + i] : T(0);
+    }
+}
+
 // The n-th largest of v[0..size), by quickselect; reorders v.
 template <class T> T nth_largest(T* v, int64_t size, int64_t n) {
     int64_t left = 0, right = size - 1;
@@ -70,7 +86,7 @@ template <class T> T outlying_limit(const T* x, int64_t d, T* scratch) {
 }
 
 // Rounds of sixteen leading terms a lane may ask for when its largest coordinates stand out.
-constexpr int64_t LEAD = 96;
+constexpr int64_t LEAD = 128;
 
 template <class T> struct Group {
     static constexpr int L = LANES<T>;
@@ -88,38 +104,34 @@ template <class T> struct Group {
         panel = out;
         leads = 0;
         outlying = false;
-        int64_t source[L];
-        int64_t some = first;
+        const int count = n - first < L ? (int)(n - first) : L;
+        turn<L>(x + first * d, count, d, out);
+        int some = -1;
         for (int l = 0; l < L; ++l) {
-            int64_t b = first + l < n ? first + l : n - 1;
-            undefined[l] = -(limits[b] != limits[b]);
-            if (!undefined[l]) some = b;
-            source[l] = b;
+            limit[l] = l < count ? limits[first + l] : __builtin_nanf("");
+            if (limit[l] == limit[l]) some = l;
         }
-        bool stands_out = false;
-        int64_t most = 0;
-        for (int l = 0; l < L; ++l) {
-            // A stand-in for an undefined sample: any defined one costs no walk of its own.
-            if (undefined[l]) source[l] = some;
-            const T* row = x + source[l] * d;
-            T lim = limits[source[l]];
-            bool blank = lim != lim;
-            if (blank) lim = Lanes<T>::MAX;
-            T largest = 0;
-            int64_t beyond = 0, near = 0;
+        undefined = limit != limit;
+        // A stand-in for an undefined or missing sample: any other one costs no walk of its own.
+        if (any(undefined))
             for (int64_t i = 0; i < d; ++i) {
-                T v = blank ? T(0) : row[i];
-                out[i * L + l] = v;
-                T a = std::fabs(v);
-                beyond += a > lim;
-                largest = a <= lim && a > largest ? a : largest;
+                V<T> v = load(out + i * L);
+                store(out + i * L, undefined ? all<T>(some < 0 ? T(0) : v[some]) : v);
             }
-            for (int64_t i = 0; i < d; ++i) near += std::fabs(out[i * L + l]) > largest * T(0.75);
-            limit[l] = lim;
-            span[l] = reach[l] = largest;
-            most = beyond > most ? beyond : most;
-            stands_out |= walks && d >= 4 * LEAD && near < 48;
+        limit = undefined ? all<T>(some < 0 ? Lanes<T>::MAX : limit[some]) : limit;
+        V<T> largest{}, beyond{}, near{};
+        for (int64_t i = 0; i < d; ++i) {
+            V<T> a = magnitude<T>(load(out + i * L));
+            M<T> inside = a <= limit;
+            beyond += where<T>(~inside, all<T>(1));
+            largest = max(where<T>(inside, a), largest);
         }
+        for (int64_t i = 0; i < d; ++i)
+            near += where<T>(magnitude<T>(load(out + i * L)) > largest * T(0.75), all<T>(1));
+        span = reach = largest;
+        const bool stands_out = walks && d >= 4 * LEAD && any(near < 48);
+        int64_t most = 0;
+        for (int l = 0; l < L; ++l) most = beyond[l] > most ? (int64_t)beyond[l] : most;
         outlying = most > 0;
         if (!outlying && !stands_out) return;
         leads = walks ? (most > least ? most : least) : most;

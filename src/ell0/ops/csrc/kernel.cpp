@@ -77,22 +77,6 @@ template <class T> int64_t limits(const T* x, int64_t n, int64_t d, T* limit, in
     return outlying;
 }
 
-// TILE rows by coordinate: out[i * TILE + r] = weight[r, i], zero for rows beyond count.
-template <int TILE, class T> void turn(const T* weight, int count, int64_t d, T* out) {
-    constexpr int L = LANES<T>;
-    for (int64_t r0 = 0; r0 < TILE; r0 += L) {
-        int64_t i = 0;
-        for (; i + L <= d && r0 + L <= count; i += L) {
-            V<T> v[L];
-            for (int r = 0; r < L; ++r) v[r] = load(weight + (r0 + r) * d + i);
-            transpose<T>(v);
-            for (int c = 0; c < L; ++c) store(out + (i + c) * TILE + r0, v[c]);
-        }
-        for (; i < d; ++i)
-            for (int64_t r = r0; r < r0 + L; ++r) out[i * TILE + r] = r < count ? weight[r * d + i] : T(0);
-    }
-}
-
 // out: the dense product with bias on entry. cuts, ties, walked may be null.
 template <class T>
 void forward(const T* x, const T* weight, const T* bias, const int32_t* order, const T* ranked, const T* bound,
