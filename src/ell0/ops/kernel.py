@@ -143,18 +143,25 @@ def backward(
     to_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
-    x, weight = x.contiguous(), weight.contiguous()
-    grads = grad.T.contiguous()
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
-    grad_weight = x.new_empty(0)
+    grad_weight = torch.zeros_like(weight) if to_weight else x.new_empty(0)
+    if n == 0:
+        return grad_x, grad_weight
     limit, inner = _limits(x)
-    undefined = cuts[0].isnan()
+    shared = (cuts, ties, limit, n, rows, d)
     if to_weight:
-        grad_weight = grads @ inner
-        _call("weight_gradient", x.dtype, grads, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight)
-        grad_weight.masked_fill_(undefined.any(1, keepdim=True), torch.nan)
-    if to_x and n:
-        _call("input_gradient", x.dtype, grads, x, weight, cuts, ties, limit, n, rows, d, grad_x)
-        grad_x.masked_fill_(undefined.any(0).unsqueeze(1), torch.nan)
+        torch.mm(grad.T, inner, out=grad_weight)
+        _call("weight_gradient", x.dtype, grad, x, weight, order, walked, *shared, grad_weight)
+    if to_x:
+        _call("input_gradient", x.dtype, grad, x, weight, *shared, grad_x)
+    # An undefined sample loses its own gradient and that of every row, an undefined row the other way round.
+    lost = limit.isnan()
+    some = int(lost.logical_not().to(torch.uint8).argmax())
+    lost_rows = cuts[0, :, some].isnan()
+    if to_weight:
+        grad_weight.masked_fill_(lost_rows.unsqueeze(1) | lost.any(), torch.nan)
+    if to_x:
+        grad_x.masked_fill_(lost.unsqueeze(1) | lost_rows.any(), torch.nan)
     return grad_x, grad_weight

@@ -79,6 +79,28 @@ template <class T> struct Batch {
     }
 };
 
+// grad (n, rows) turned over: (rows, n), so that a row's samples lie in the lanes.
+template <class T> struct Turned {
+    static constexpr int L = LANES<T>;
+    Buffer<T> data;
+    Turned(const T* grad, int64_t n, int64_t rows, int threads) {
+        data.resize(n * rows);
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int64_t o = 0; o < rows; o += L)
+            for (int64_t b = 0; b < n; b += L) {
+                if (o + L <= rows && b + L <= n) {
+                    V<T> v[L];
+                    for (int l = 0; l < L; ++l) v[l] = load(grad + (b + l) * rows + o);
+                    transpose<T>(v);
+                    for (int l = 0; l < L; ++l) store(&data[(o + l) * n + b], v[l]);
+                } else {
+                    for (int64_t r = o; r < rows && r < o + L; ++r)
+                        for (int64_t c = b; c < n && c < b + L; ++c) data[r * n + c] = grad[c * rows + r];
+                }
+            }
+    }
+};
+
 template <class T> inline V<T> term_of(T w, V<T> x, bool plain) {
     return plain ? w * x : Trim<T>::safe_product(all<T>(w), x);
 }
@@ -146,11 +168,13 @@ template <class T> struct Prefix {
 // grad_weight (rows, d) holds the dense product of grad and x without its outlying coordinates. A position that no
 // sample walked keeps that value; a walked one is added up from its kept terms alone.
 template <class T>
-void weight_gradient(const T* grads, const T* x, const T* weight, const int32_t* order, const int32_t* walked,
+void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* order, const int32_t* walked,
                      const T* cuts, const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d,
                      T* grad_weight, int threads) {
     constexpr int L = LANES<T>, TILE = 8;  // rows that share a pass over the panels
     Batch<T> batch(x, limits, n, d, threads);
+    Turned<T> turned(grad, n, rows, threads);
+    const T* grads = turned.data.data;
 #pragma omp parallel num_threads(threads)
     {
         Prefix<T> prefix[TILE];
@@ -174,13 +198,22 @@ void weight_gradient(const T* grads, const T* x, const T* weight, const int32_t*
 
 // grad_x (n, d): every kept term added up, none subtracted.
 template <class T>
-void input_gradient(const T* grads, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limits,
+void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limits,
                     int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {
     constexpr int L = LANES<T>;
     Batch<T> batch(x, limits, n, d, threads);
+    Turned<T> turned(grad, n, rows, threads);
+    const T* grads = turned.data.data;
     int64_t shares = batch.groups >= threads ? 1 : (threads + batch.groups - 1) / batch.groups;
     Buffer<V<T>> totals;
     totals.resize(batch.groups * shares * d);
+    Buffer<uint8_t> finite;
+    finite.resize(rows);
+    for (int64_t o = 0; o < rows; ++o) {
+        int64_t infinite = 0;
+        for (int64_t i = 0; i < d; ++i) infinite += std::fabs(weight[o * d + i]) > Lanes<T>::MAX;
+        finite[o] = infinite == 0;
+    }
 #pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2)
     for (int64_t g = 0; g < batch.groups; ++g)
         for (int64_t s = 0; s < shares; ++s) {
@@ -190,10 +223,16 @@ void input_gradient(const T* grads, const T* x, const T* weight, const T* cuts, 
             for (int64_t o = rows * s / shares; o < rows * (s + 1) / shares; ++o) {
                 const T* w = weight + o * d;
                 Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
-                for (int64_t i = 0; i < d; ++i) {
-                    M<T> keeps = sieve.keeps(term_of(w[i], load(panel + i * L), false));
-                    total[i] += where<T>(keeps, sieve.grad * w[i]);
-                }
+                if (sieve.simple(d) && finite[o] && !batch.special[g])
+                    for (int64_t i = 0; i < d; ++i) {
+                        M<T> keeps = sieve.keeps_simply(w[i] * load(panel + i * L));
+                        total[i] += where<T>(keeps, sieve.grad * w[i]);
+                    }
+                else
+                    for (int64_t i = 0; i < d; ++i) {
+                        M<T> keeps = sieve.keeps(term_of(w[i], load(panel + i * L), false));
+                        total[i] += where<T>(keeps, sieve.grad * w[i]);
+                    }
             }
         }
     for (int64_t g = 0; g < batch.groups; ++g)

@@ -260,11 +260,12 @@ template <class T> struct Trim {
         for (int i = 0; i < bottom; ++i) removed += found.smallest[i];
         if (top) size += (T)top * max(magnitude<T>(found.largest[0]), magnitude<T>(cuts.high));
         if (bottom) size += (T)bottom * max(magnitude<T>(found.smallest[0]), magnitude<T>(cuts.low));
-        // What the lists hold beyond the removed terms stays, and so does everything after the walk: its size tells
-        // whether the subtraction below is safe. A term may stand in both lists, so half of them count.
+        // What the lists hold between the cuts stays, and so does everything after the walk: its size tells whether
+        // the subtraction below is safe. A term may stand in both lists, so half of them count.
+        auto between = [&](V<T> u) { return where<T>((u < cuts.high) & (u > cuts.low), magnitude<T>(u)); };
         if (walked >= 16 || group.leads >= 16) {
-            for (int64_t i = top; i < P; ++i) spare += magnitude<T>(found.largest[i]);
-            for (int64_t i = bottom; i < P; ++i) spare += magnitude<T>(found.smallest[i]);
+            for (int64_t i = top; i < P; ++i) spare += between(found.largest[i]);
+            for (int64_t i = bottom; i < P; ++i) spare += between(found.smallest[i]);
         }
         V<T> kept_size = spare / 2;
         for (int64_t j = walked; any(~(size <= 4 * kept_size));) {

@@ -219,14 +219,14 @@ void forward(const T* x, const T* weight, const T* bias, const int32_t* order, c
                       threads);                                                                                       \
     }                                                                                                                 \
     EXPORT void JOIN(ell0_weight_gradient, TYPE, NAME)(                                                           \
-        const T* grads, const T* x, const T* weight, const int32_t* order, const int32_t* walked, const T* cuts,      \
+        const T* grad, const T* x, const T* weight, const int32_t* order, const int32_t* walked, const T* cuts,      \
         const int32_t* ties, const T* limit, int64_t n, int64_t rows, int64_t d, T* grad_weight, int threads) {       \
-        NAME::weight_gradient(grads, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight, threads);  \
+        NAME::weight_gradient(grad, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight, threads);  \
     }                                                                                                                 \
     EXPORT void JOIN(ell0_input_gradient, TYPE, NAME)(                                                            \
-        const T* grads, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limit, int64_t n,   \
+        const T* grad, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limit, int64_t n,   \
         int64_t rows, int64_t d, T* grad_x, int threads) {                                                            \
-        NAME::input_gradient(grads, x, weight, cuts, ties, limit, n, rows, d, grad_x, threads);                       \
+        NAME::input_gradient(grad, x, weight, cuts, ties, limit, n, rows, d, grad_x, threads);                       \
     }
 ENTRY(float, float32)
 ENTRY(double, float64)
