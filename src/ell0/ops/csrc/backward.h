@@ -1,6 +1,6 @@
 // Gradients through the kept terms, given the cuts and the number of tied terms removed at each.
 #pragma once
-#include "forward.h"
+#include "trim.h"
 
 namespace NAME {
 

@@ -1,307 +1,156 @@
-// out[b, o]: the sum of w[o, i] x[b, i] without its top largest and bottom smallest terms.
-//
-// The dense product comes in; this file finds the two cuts and takes the removed terms out of it. A row is walked from
-// its largest |w|: once |w| max|x| cannot pass a cut of any lane, nothing further can. Few removed terms are kept in
-// lists by sorting networks, many are found by counting. Where subtracting would cancel, the kept terms are added up
-// instead.
+// out (n, rows), tile by tile: some rows of the weight, the samples of one group.
 #pragma once
-#include "group.h"
-#include "network.h"
+#include "trim.h"
 
 namespace NAME {
 
-constexpr int64_t LISTED = 16;  // the longest list; more removed terms than this are counted
+template <class T> struct Forward {
+    static constexpr int L = LANES<T>, TILE = 16;
+    static constexpr int64_t TOGETHER = 4;           // groups that take a tile's rows while these are in the cache
+    static constexpr int64_t PANEL_BYTES = 8 << 20;  // samples are packed a slab at a time
 
-template <class T> struct Row {
-    const T *weight, *ranked, *bound;
+    const T *x, *weight, *bias;
     const int32_t* order;
-    T bias;
-    const V<T>* leading;  // the group's leading terms
-};
+    const T *ranked, *bound, *limit;
+    int64_t n, rows, d, top, bottom;
+    T* out;  // the dense product with bias on entry
+    T* cuts;
+    int32_t *ties, *walked;  // these three may be null
 
-template <class T> struct Trim {
-    static constexpr int L = LANES<T>;
-    int64_t d, top, bottom;
-    bool strict;  // ties with a cut must be inside the walk: the backward pass counts them
-
-    // What is known of one row and one group.
-    struct Cuts {
-        V<T> high, low;
-        V<T> ties_high, ties_low;  // tied terms that leave; d where every one does
+    // What a thread works in.
+    struct Desk {
+        Buffer<V<T>> terms, leading;
+        Buffer<T> by_coordinate, scratch;
     };
 
-    static V<T> product(T w, V<T> x) { return w * x; }
-    static V<T> safe_product(V<T> w, V<T> x) {
-        V<T> u = w * x;
-        return where<T>((w != 0) & (x != 0), u);
-    }
-    static V<T> term(const Row<T>& row, const Group<T>& group, int64_t j, bool finite) {
-        V<T> x = load(group.panel + (int64_t)row.order[j] * L);
-        return finite ? product(row.ranked[j], x) : safe_product_or_nan(row.ranked[j], x);
-    }
-    // Keeps the NaN that marks a leading coordinate.
-    static V<T> safe_product_or_nan(T w, V<T> x) {
-        V<T> u = safe_product(all<T>(w), x);
-        return x == x ? u : x;
-    }
-    V<T> narrower(V<T> high, V<T> low) const {
-        if (!top) return -low;
-        if (!bottom) return high;
-        return min(high, -low);
-    }
-    // May a term at or after position j reach a cut?
-    bool reachable(const Row<T>& row, V<T> reach, V<T> cut, int64_t j) const {
-        V<T> u = row.bound[j / 16] * reach;
-        return strict ? any(u >= cut) : any(u > cut);
+    Row<T> row(int64_t o, const V<T>* leading) const {
+        const int64_t blocks = (d + 15) / 16;
+        // Rows lie far apart and only their beginnings are read: fetch the next one's.
+        for (int line = 0; line < 3 && o + 1 < rows; ++line) {
+            __builtin_prefetch((const char*)(ranked + (o + 1) * d) + 64 * line);
+            __builtin_prefetch((const char*)(order + (o + 1) * d) + 64 * line);
+            __builtin_prefetch((const char*)(bound + (o + 1) * blocks) + 64 * line);
+        }
+        return {weight + o * d, ranked + o * d, bound + o * blocks, order + o * d, bias ? bias[o] : T(0), leading};
     }
 
-    // The first multiple of 16 from which no term can reach the cuts.
-    int64_t depth(const Row<T>& row, V<T> reach, V<T> cut, int64_t j) const {
-        while (j < d && reachable(row, reach, cut, j)) j += 16;
-        return j < d ? j : d;
-    }
-
-    template <int P>
-    int64_t walk(const Row<T>& row, const Group<T>& group, Extremes<T, P>& found) const {
-        V<T> b[16];
-        if (d < 16) found.clear();  // else the first sixteen terms fill the lists
-        int64_t q = 0;
-        for (; q + 16 <= group.leads; q += 16) {
-            for (int r = 0; r < 16; ++r) b[r] = row.leading[q + r];
-            if (q) found.absorb16(b);
-            else found.start16(b);
+    // A tile of out, turned so that samples lie in the lanes, and back.
+    void fetch(T (*value)[L], const T* corner, int count, int lanes) const {
+        if (count < TILE || lanes < L) {
+            for (int l = 0; l < lanes; ++l)
+                for (int r = 0; r < count; ++r) value[r][l] = corner[l * rows + r];
+            return;
         }
-        for (; q < group.leads; ++q) found.absorb(row.leading[q]);
-        V<T> high = all<T>(__builtin_inff()), low = -high;
-        for (int64_t j = 0;; j += 16) {
-            if (j >= d) return d;
-            if (j || group.leads) {
-                if (top) high = found.largest[top - 1];
-                if (bottom) low = found.smallest[bottom - 1];
-                if (!reachable(row, group.reach, narrower(high, low), j)) return j;
-            }
-            int count = d - j < 16 ? (int)(d - j) : 16;
-            const int32_t* order = row.order + j;
-            const T* w = row.ranked + j;
-            if (count == 16) {
-#pragma GCC unroll 16
-                for (int r = 0; r < 16; ++r) b[r] = w[r] * load(group.panel + (int64_t)order[r] * L);
-            } else {
-                for (int r = 0; r < count; ++r) b[r] = w[r] * load(group.panel + (int64_t)order[r] * L);
-            }
-            // Deep in a walk most blocks hold nothing new. (min and max pass over a NaN in their first argument.)
-            if (count == 16 && (group.leads || j >= 48)) {
-                V<T> most = all<T>(-__builtin_inff()), least = -most;
-#pragma GCC unroll 16
-                for (int r = 0; r < 16; ++r) {
-                    most = max(b[r], most);
-                    least = min(b[r], least);
-                }
-                if (!any((most >= high) | (least <= low))) continue;
-            }
-            // A leading coordinate was seen already. The leads are at least top + bottom terms, so a cut lies
-            // between the two lists and changes neither.
-            if (group.leads)
-                for (int r = 0; r < count; ++r) b[r] = b[r] == b[r] ? b[r] : (top ? high : low);
-            if (count == 16 && !j && !group.leads) found.start16(b);
-            else if (count == 16) found.absorb16(b);
-            else
-                for (int r = 0; r < count; ++r) found.absorb(b[r]);
+        for (int r = 0; r < TILE; r += L) {
+            V<T> v[L];
+            for (int l = 0; l < L; ++l) v[l] = load(corner + l * rows + r);
+            transpose<T>(v);
+            for (int i = 0; i < L; ++i) store(value[r + i], v[i]);
         }
     }
-
-    // The k-th largest (SIGN = 1) or smallest (SIGN = -1) of n terms in each lane; NaN does not count. All terms that
-    // do lie in [a, b], and there are `number` of them.
-    //
-    // The term looked for stays in the bracket [a, b]. A few passes that only count narrow it by interpolation; the
-    // passes after them end it on terms, so that ties close it too.
-    template <int SIGN>
-    static V<T> kth(const V<T>* u, int64_t n, int64_t k, V<T> guess, V<T> a, V<T> b, V<T> number) {
-        constexpr int COUNTING = 5;
-        const V<T> inf = all<T>(__builtin_inff()), one = all<T>(1), rank = all<T>((T)k);
-        if (SIGN < 0) {
-            V<T> t = a;
-            a = -b;
-            b = -t;
-            guess = -guess;
+    void put(T (*value)[L], T* corner, int count, int lanes) const {
+        if (count < TILE || lanes < L) {
+            for (int l = 0; l < lanes; ++l)
+                for (int r = 0; r < count; ++r) corner[l * rows + r] = value[r][l];
+            return;
         }
-        V<T> above_a = number, above_b{};
-        M<T> exact = {};  // a is a pivot with just k terms above it
-        for (int pass = 0; any(a < b); ++pass) {
-            const bool counting = pass < COUNTING && !any((a < b) & exact) && pass != COUNTING;
-            V<T> p = pass ? a + (b - a) * ((above_a - rank) / (above_a - above_b)) : guess;
-            if (pass % 4 == 3) p = midpoint<T>(a, b);
-            p = ((p >= a) & (p < b)) ? p : midpoint<T>(a, b);
-            p = exact ? a : p;
-            V<T> above{}, next = inf, last = -inf;
-            if (counting)
-                for (int64_t i = 0; i < n; ++i) above += where<T>(SIGN * u[i] > p, one);
-            else
-                for (int64_t i = 0; i < n; ++i) {
-                    V<T> v = SIGN * u[i];
-                    M<T> is_above = v > p;
-                    above += where<T>(is_above, one);
-                    next = min(is_above ? v : inf, next);
-                    last = max(v <= p ? v : -inf, last);
-                }
-            M<T> open = a < b, raise = open & (above >= rank), lower = open & (above < rank);
-            a = raise ? (counting ? p : next) : a;
-            above_a = raise ? above : above_a;
-            b = lower ? (counting ? p : last) : b;
-            above_b = lower ? above : above_b;
-            if (counting) exact |= raise & (above == rank);
-            else b = raise & (above == rank) ? a : b;
+        for (int r = 0; r < TILE; r += L) {
+            V<T> v[L];
+            for (int i = 0; i < L; ++i) v[i] = load(value[r + i]);
+            transpose<T>(v);
+            for (int l = 0; l < L; ++l) store(corner + l * rows + r, v[l]);
         }
-        return SIGN * a;
     }
-
-    int64_t count(const Row<T>& row, const Group<T>& group, bool finite, V<T>* u, V<T>& high, V<T>& low) const {
-        V<T> least = all<T>(__builtin_inff()), most = -least, number{};
-        int64_t filled = 0, done = 0;
-        auto add = [&](V<T> term) {
-            u[filled++] = term;
-            M<T> counts = term == term;
-            least = min(counts ? term : least, least);
-            most = max(counts ? term : most, most);
-            number += where<T>(counts, all<T>(1));
+    void keep(const typename Trim<T>::Cuts& found, V<T> high, int64_t o, int64_t first, int lanes) const {
+        const int64_t at = o * n + first, other = rows * n;
+        int32_t tied[2][L];
+        for (int l = 0; l < L; ++l) tied[0][l] = (int32_t)found.ties_high[l];
+        for (int l = 0; l < L; ++l) tied[1][l] = (int32_t)found.ties_low[l];
+        auto copy = [&](int count) {
+            std::memcpy(cuts + at, &high, count * sizeof(T));
+            std::memcpy(cuts + other + at, &found.low, count * sizeof(T));
+            std::memcpy(ties + at, tied[0], count * sizeof(int32_t));
+            std::memcpy(ties + other + at, tied[1], count * sizeof(int32_t));
         };
-        for (int64_t q = 0; q < group.leads; ++q) add(row.leading[q]);
-        int64_t wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
-        for (;;) {
-            if (wanted > d) wanted = d;
-            for (; done < wanted; ++done) add(term(row, group, done, finite));
-            if (top) high = kth<1>(u, filled, top, high, least, most, number);
-            if (bottom) low = kth<-1>(u, filled, bottom, low, least, most, number);
-            if (done == d) return d;
-            wanted = depth(row, group.reach, narrower(high, low), done);
-            if (wanted == done) return done;
-        }
+        lanes == L ? copy(L) : copy(lanes);
     }
 
-    // Value and tied removals when the lists alone do not give them: adds up kept terms, subtracts none that is
-    // outlying.
-    V<T> finish(const Row<T>& row, const Group<T>& group, bool finite, int64_t walked, V<T> dense, Cuts& cuts) const {
-        const V<T> one = all<T>(1), high = cuts.high, low = cuts.low;
-        V<T> kept{}, kept_size{}, seen{}, seen_size{}, above{}, below{}, at_high{}, at_low{};
-        V<T> far{};
-        // Two levels of partial sums keep the rounding of long rows small.
-        V<T> part{};
-        auto visit = [&](V<T> u, M<T> in_dense) {
-            M<T> inside = (u < high) & (u > low);
-            part += where<T>(inside, u);
-            kept_size += where<T>(inside & in_dense, magnitude<T>(u));
-            seen += where<T>(in_dense, u);
-            seen_size += where<T>(in_dense, magnitude<T>(u));
-            above += where<T>(u > high, one);
-            below += where<T>(u < low, one);
-            at_high += where<T>(u == high, one);
-            at_low += where<T>(u == low, one);
-        };
-        for (int64_t q = 0; q < group.leads; ++q)
-            visit(row.leading[q], magnitude<T>(load(&group.value[q * L])) <= group.limit);
-        kept += part;
-        for (int64_t j = 0; j < walked;) {
-            part = V<T>{};
-            for (int64_t stop = j + 128 < walked ? j + 128 : walked; j < stop; ++j) {
-                V<T> u = term(row, group, j, finite);
-                visit(u, u == u);
+    // Rows o0 .. o0 + count and one group, whose leading terms lie on the desk.
+    void tile(const Trim<T>& trim, const Group<T>& group, const Desk& desk, int64_t o0, int count, int64_t first,
+              int32_t* depths) const {
+        const int lanes = n - first < L ? (int)(n - first) : L;
+        const V<T> nan = all<T>(__builtin_nanf(""));
+        alignas(64) T value[TILE][L] = {};
+        fetch(value, out + first * rows + o0, count, lanes);
+        typename Trim<T>::Cuts found{};
+        for (int r = 0; r < count; ++r) {
+            const int64_t o = o0 + r;
+            const Row<T> current = row(o, desk.leading.data + r * group.leads);
+            const bool undefined = current.bound[0] != current.bound[0];
+            V<T> v = load(value[r]);
+            if (!undefined) trim.row(current, group, desk.terms.data, v, found);
+            const M<T> lost = undefined ? M<T>{} == 0 : group.undefined;
+            store(value[r], lost ? nan : v);
+            if (!cuts) continue;
+            keep(found, lost ? nan : found.high, o, first, lanes);
+            // As far as this a term that is in the dense product may have been removed.
+            const bool finite = current.bound[0] <= Lanes<T>::MAX;
+            const V<T> cut = trim.narrower(found.high, found.low);
+            depths[o] = (int32_t)(finite ? trim.depth(current, group.span, cut, 0) : d);
+        }
+        put(value, out + first * rows + o0, count, lanes);
+    }
+
+    void run(int threads) const {
+        const Trim<T> trim{d, top, bottom, cuts != nullptr};
+        const int64_t groups = (n + L - 1) / L, tiles = (rows + TILE - 1) / TILE;
+        const bool walks = (top > bottom ? top : bottom) <= LISTED;
+        int64_t slab = PANEL_BYTES / (d * L * (int64_t)sizeof(T)) + 1;
+        slab = slab < groups ? slab : groups;
+        Buffer<T> panels;
+        Buffer<int32_t> depths;
+        panels.resize(slab * d * L);
+        depths.resize(cuts ? slab * rows : 0);
+        Group<T>* group = new Group<T>[slab];
+        if (cuts) std::memset(walked, 0, rows * sizeof *walked);
+        for (int64_t g0 = 0; g0 < groups; g0 += slab) {
+            const int64_t here = g0 + slab < groups ? slab : groups - g0;
+#pragma omp parallel num_threads(threads)
+            {
+                Desk desk;
+                desk.scratch.resize(d);
+                desk.terms.resize(2 * d);
+#pragma omp for schedule(dynamic)
+                for (int64_t g = 0; g < here; ++g)
+                    group[g].pack(x, limit, n, d, (g0 + g) * L, top + bottom, walks, &panels[g * d * L],
+                                  desk.scratch.data);
+                int64_t most = 0;
+                for (int64_t g = 0; g < here; ++g) most = group[g].leads > most ? group[g].leads : most;
+                desk.by_coordinate.resize(most ? d * TILE : 0);
+                desk.leading.resize(most * TILE);
+#pragma omp for schedule(dynamic) collapse(2)
+                for (int64_t some = 0; some < here; some += TOGETHER)
+                    for (int64_t t = 0; t < tiles; ++t) {
+                        const int64_t o0 = t * TILE;
+                        const int count = rows - o0 < TILE ? (int)(rows - o0) : TILE;
+                        bool turned = false;
+                        for (int64_t g = some; g < here && g < some + TOGETHER; ++g) {
+                            if (group[g].leads) {
+                                if (!turned) turn<TILE>(weight + o0 * d, count, d, desk.by_coordinate.data);
+                                turned = true;
+                                for (int64_t r = 0; r < TILE; r += L)
+                                    group[g].leading_terms(&desk.by_coordinate[r], TILE,
+                                                           &desk.leading[r * group[g].leads]);
+                            }
+                            tile(trim, group[g], desk, o0, count, (g0 + g) * L, &depths[cuts ? g * rows : 0]);
+                        }
+                    }
             }
-            kept += part;
+            for (int64_t g = 0; cuts && g < here; ++g)
+                for (int64_t o = 0; o < rows; ++o)
+                    walked[o] = depths[g * rows + o] > walked[o] ? depths[g * rows + o] : walked[o];
         }
-        cuts.ties_high = top ? (T)top - above : V<T>{};
-        cuts.ties_low = bottom ? (T)bottom - below : V<T>{};
-        // Tied terms that stay, counted once where both cuts are one value.
-        V<T> stay_high = at_high - cuts.ties_high, stay_low = at_low - cuts.ties_low;
-        M<T> one_value = high == low;
-        stay_high -= where<T>(one_value, cuts.ties_low);
-        stay_low = where<T>(~one_value, stay_low);
-        if (strict) {
-            cuts.ties_high = stay_high > 0 ? cuts.ties_high : all<T>((T)d);
-            cuts.ties_low = (stay_low > 0) | one_value ? cuts.ties_low : all<T>((T)d);
-        }
-        V<T> tied = where<T>(stay_high > 0, stay_high * high) + where<T>(stay_low > 0, stay_low * low);
-        kept += tied;
-        kept_size += magnitude<T>(tied);
-        // The dense product of a row with an infinite weight is of no use to a sample with a zero there.
-        const V<T> sound = all<T>(finite ? Lanes<T>::MAX : T(-1));
-        auto cancels = [&] { return ~((seen_size <= 5 * kept_size) & (seen_size <= sound)); };
-        for (int64_t j = walked; j < d && any(cancels());) {
-            part = V<T>{};
-            for (int64_t stop = j + 128 < d ? j + 128 : d; j < stop; ++j) {
-                V<T> u = term(row, group, j, finite);
-                u = where<T>(u == u, u);
-                part += u;
-                kept_size += magnitude<T>(u);
-            }
-            far += part;
-        }
-        return cancels() ? kept + far + row.bias : dense - seen + kept;
-    }
-
-    // How many of a list's first `removed` entries equal the cut; d where no tied term stays, as the next entry shows.
-    template <int P> V<T> tied(const V<T>* list, V<T> cut, int64_t removed) const {
-        const V<T> every = all<T>((T)d);
-        M<T> stays = removed < P ? list[removed] == cut : M<T>{} == 0;
-        if (!any(stays)) return every;
-        V<T> count{};
-        for (int64_t i = 0; i < removed; ++i) count += where<T>(list[i] == cut, all<T>(1));
-        return stays ? count : every;
-    }
-
-    template <int P>
-    bool listed(const Row<T>& row, const Group<T>& group, V<T>& value, Cuts& cuts, int64_t& walked) const {
-        Extremes<T, P> found;
-        walked = walk<P>(row, group, found);
-        cuts.high = top ? found.largest[top - 1] : all<T>(__builtin_inff());
-        cuts.low = bottom ? found.smallest[bottom - 1] : all<T>(-__builtin_inff());
-        if (group.outlying) return false;
-        V<T> removed{}, size{}, spare{};
-        for (int i = 0; i < top; ++i) removed += found.largest[i];
-        for (int i = 0; i < bottom; ++i) removed += found.smallest[i];
-        if (top) size += (T)top * max(magnitude<T>(found.largest[0]), magnitude<T>(cuts.high));
-        if (bottom) size += (T)bottom * max(magnitude<T>(found.smallest[0]), magnitude<T>(cuts.low));
-        // What the lists hold between the cuts stays, and so does everything after the walk: its size tells whether
-        // the subtraction below is safe. A term may stand in both lists, so half of them count.
-        auto between = [&](V<T> u) { return where<T>((u < cuts.high) & (u > cuts.low), magnitude<T>(u)); };
-        if (walked >= 16 || group.leads >= 16) {
-            for (int64_t i = top; i < P; ++i) spare += between(found.largest[i]);
-            for (int64_t i = bottom; i < P; ++i) spare += between(found.smallest[i]);
-        }
-        V<T> kept_size = spare / 2;
-        for (int64_t j = walked; any(~(size <= 4 * kept_size));) {
-            if (j == d) return false;
-            for (int64_t stop = j + 8 < d ? j + 8 : d; j < stop; ++j) {
-                V<T> u = row.ranked[j] * load(group.panel + (int64_t)row.order[j] * L);
-                kept_size += where<T>(u == u, magnitude<T>(u));
-            }
-        }
-        if (any(~(size <= Lanes<T>::MAX))) return false;
-        if (strict) {
-            cuts.ties_high = tied<P>(found.largest, cuts.high, top);
-            cuts.ties_low = tied<P>(found.smallest, cuts.low, bottom);
-        }
-        value -= removed;
-        return true;
-    }
-
-    // value: the dense product with bias on entry, the trimmed one on return. Returns how far the row was walked.
-    int64_t row(const Row<T>& row, const Group<T>& group, V<T>* scratch, V<T>& value, Cuts& cuts) const {
-        int64_t walked = 0;
-        bool finite = row.bound[0] <= Lanes<T>::MAX;
-        int64_t longest = top > bottom ? top : bottom;
-        bool done = false;
-        if (finite && longest <= LISTED) {
-            if (longest <= 4) done = listed<4>(row, group, value, cuts, walked);
-            else if (longest <= 8) done = listed<8>(row, group, value, cuts, walked);
-            else done = listed<16>(row, group, value, cuts, walked);
-        } else {
-            // The last row's cuts are the first guess, unless they were none.
-            walked = count(row, group, finite, scratch, cuts.high, cuts.low);
-            if (!top) cuts.high = all<T>(__builtin_inff());
-            if (!bottom) cuts.low = all<T>(-__builtin_inff());
-        }
-        if (!done) value = finish(row, group, finite, walked, value, cuts);
-        return walked;
+        delete[] group;
     }
 };
 
