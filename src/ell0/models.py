@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from ell0.nn import InputTruncation, TruncatedLinear
+from .nn import InputTruncation, TruncatedLinear
 
 __all__ = ["mlp", "small_cnn", "vgg19"]
 

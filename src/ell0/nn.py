@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ell0.ops import check_k, keep_mask, truncated_linear
+from .ops import check_k, keep_mask, truncated_linear
 
 __all__ = ["InputTruncation", "TruncatedLinear", "truncate"]
 

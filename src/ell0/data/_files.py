@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ell0.data._sets import SETS, DataSet, File, Form
+from ._sets import SETS, DataSet, File, Form
 
 Root = str | os.PathLike[str] | None
 _COUNTS = ("none", "one", "two", "three", "four", "five", "six")

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from ell0.data._files import DataError, Root, advice, check, find, gunzip, places, read_file, series
-from ell0.data._sets import SETS, DataSet, File, one_of
-from ell0.data._sources import FAILURES, SOURCES, Progress, Source
+from ._files import DataError, Root, advice, check, find, gunzip, places, read_file, series
+from ._sets import SETS, DataSet, File, one_of
+from ._sources import FAILURES, SOURCES, Progress, Source
 
 _STALE_SECONDS = 24 * 3600
 _log = logging.getLogger("ell0.data")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ell0.data._files import DataError, Root, advice, find
-from ell0.data._sets import NAMES, SETS, SPLITS, Bytes, one_of
+from ._files import DataError, Root, advice, find
+from ._sets import NAMES, SETS, SPLITS, Bytes, one_of
 
 _DIGITS_TEST = 360
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"

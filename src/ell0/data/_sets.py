@@ -7,7 +7,7 @@ from difflib import get_close_matches
 import numpy as np
 import numpy.typing as npt
 
-from ell0.data import _cifar, _idx
+from . import _cifar, _idx
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ell0.data._png import read_png
-from ell0.data._sets import File
+from ._png import read_png
+from ._sets import File
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
