@@ -100,10 +100,10 @@ def backward(
     for b, o in _blocks(x, weight):
         terms = products(x[b], weight[o])
         high, low, ties_high, ties_low = (t.T for t in (cuts[0, o, b], cuts[1, o, b], ties[0, o, b], ties[1, o, b]))
-        gone = ~between(terms, high, low, ties_high, ties_low)
+        undefined = high.isnan()
+        gone = ~between(terms, high, low, ties_high, ties_low) & ~undefined.unsqueeze(-1)
         del terms
-        upstream = grad[b, o].masked_fill(high.isnan(), torch.nan).unsqueeze(-1)
-        gone &= ~upstream.isnan()
+        upstream = grad[b, o].masked_fill(undefined, torch.nan).unsqueeze(-1)
         if to_x:
             grad_x[b] += (upstream * weight[o]).masked_fill_(gone, 0.0).sum(1)
         if to_weight:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import blocked, kernel
@@ -28,12 +29,23 @@ class Prepared:
     order: Tensor
     ranked: Tensor
     bound: Tensor
-    source: tuple[object, ...]
+    weight: Tensor
+    version: int | None
+
+    def check(self, weight: Tensor) -> None:
+        """Raises unless this was made from the weight as it is now."""
+        # The weight is held, so no other one can lie where it lies.
+        same = _place(weight) == _place(self.weight) and self.version == _version(self.weight)
+        if not same:
+            raise ValueError("prepared must come from this weight as it is now: call ops.prepare(weight) again")
 
 
-def _source(weight: Tensor) -> tuple[object, ...]:
-    version = None if weight.is_inference() else weight._version
-    return (weight.data_ptr(), version, tuple(weight.shape), weight.dtype, weight.device)
+def _place(weight: Tensor) -> tuple[object, ...]:
+    return (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, weight.device)
+
+
+def _version(weight: Tensor) -> int | None:
+    return None if weight.is_inference() else weight._version
 
 
 @torch.library.custom_op("ell0::prepare", mutates_args=())
@@ -144,9 +156,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 9
-    if not ctx.keep_cuts:
-        raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
     to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
+    if (to_x or to_weight) and not ctx.keep_cuts:
+        raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
     grad_x = grad_weight = None
     if to_x or to_weight:
         x, weight, order, cuts, ties, walked = ctx.saved_tensors
@@ -167,7 +179,8 @@ def prepare(weight: Tensor) -> Prepared:
     _check_weight(weight)
     with torch.no_grad():
         order, ranked, bound = torch.ops.ell0.prepare(weight)
-    return Prepared(order, ranked, bound, _source(weight))
+    weight = weight.detach()
+    return Prepared(order, ranked, bound, weight, _version(weight))
 
 
 def trimmed_linear(
@@ -196,11 +209,12 @@ def trimmed_linear(
     _check_counts(top, bottom, weight.shape[1])
     if top == bottom == 0:
         return F.linear(x, weight, bias)
+    _refuse_forward_mode(x, weight, bias)
     if prepared is None:
         order, ranked, bound = torch.ops.ell0.prepare(weight.detach())
     else:
-        if not torch.compiler.is_compiling() and prepared.source != _source(weight):
-            raise ValueError("prepared must come from this weight as it is now: call ops.prepare(weight) again")
+        if not torch.compiler.is_compiling():
+            prepared.check(weight)
         order, ranked, bound = prepared.order, prepared.ranked, prepared.bound
     keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     flat = x.reshape(-1, x.shape[-1])
@@ -243,6 +257,14 @@ def _check_counts(top: int, bottom: int, d: int) -> None:
         raise ValueError(
             f"top + bottom must be smaller than in_features, got top={top} and bottom={bottom} with in_features={d}"
         )
+
+
+def _refuse_forward_mode(*tensors: Tensor | None) -> None:
+    # torch would pass over the tangent in silence.
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("the trimmed product has no forward-mode derivative: use backward()")
 
 
 def _check_weight(weight: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 def products(x: Tensor, weight: Tensor) -> Tensor:
     """All terms ``x[..., i] * weight[o, i]`` in the dtype of x, with 0 * inf = 0: ``(..., out, in)``."""
-    x, weight = torch.broadcast_tensors(x.unsqueeze(-2), weight)
-    return torch.where((x == 0) | (weight == 0), torch.zeros_like(x), x * weight)
+    x = x.unsqueeze(-2)
+    nothing = ((x == 0) & weight.isinf()) | (x.isinf() & (weight == 0))
+    return (x * weight).masked_fill(nothing, 0.0)
 
 
 def kept(terms: Tensor, top: int, bottom: int) -> Tensor:
@@ -47,9 +48,9 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, *, top: int, bottom: int)
     Where an output is NaN the choice of terms is undefined, and so is every gradient that output reaches.
     """
     terms = products(x, weight)
-    stays = kept(terms, top, bottom)
-    grad = grad.double().masked_fill(terms.isnan().any(-1), torch.nan).unsqueeze(-1)
-    stays = stays | grad.isnan()
+    undefined = terms.isnan().any(-1)
+    stays = kept(terms, top, bottom) | undefined.unsqueeze(-1)
+    grad = grad.double().masked_fill(undefined, torch.nan).unsqueeze(-1)
     to_x = (grad * weight.double()).where(stays, 0.0).sum(-2)
     to_weight = (grad * x.double().unsqueeze(-2)).where(stays, 0.0).flatten(0, -3).sum(0)
     return to_x, to_weight

@@ -114,7 +114,7 @@ template <class T> struct Prefix {
     bool finite = true;
     Buffer<uint64_t> bits;
     Buffer<int32_t> place;
-    Buffer<V<T>> total;
+    Buffer<V<T>> total, part;  // part: since the last flush, so that long sums round little
 
     void start(const T* weight, T* grad_weight, const int32_t* order, int64_t walked, int64_t words) {
         w = weight;
@@ -128,6 +128,13 @@ template <class T> struct Prefix {
                 place[count++] = (int32_t)(word * 64 + __builtin_ctzll(left));
         for (int64_t t = 0; t < count; ++t) finite &= std::fabs(w[place[t]]) <= Lanes<T>::MAX;
         std::memset((void*)total.data, 0, count * sizeof(V<T>));
+        std::memset((void*)part.data, 0, count * sizeof(V<T>));
+    }
+    void flush() {
+        for (int64_t t = 0; t < count; ++t) {
+            total[t] += part[t];
+            part[t] = V<T>{};
+        }
     }
     void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve) {
         const T* panel = &batch.panel[g * batch.d * L];
@@ -135,7 +142,7 @@ template <class T> struct Prefix {
         if (plain && sieve.simple(batch.d)) {
             for (int64_t t = 0; t < count; ++t) {
                 V<T> v = load(panel + (int64_t)place[t] * L);
-                total[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
+                part[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
             }
             return;
         }
@@ -149,11 +156,12 @@ template <class T> struct Prefix {
                 int64_t i = word * 64 + bit;
                 V<T> v = load(panel + i * L);
                 V<T> share = where<T>(sieve.keeps(term_of(w[i], v, plain)), sieve.grad * v);
-                if (bits[word] >> bit & 1) total[t++] += share;
+                if (bits[word] >> bit & 1) part[t++] += share;
                 else out[i] += sum<T>(where<T>(magnitude<T>(v) > limit, share));
             }
     }
     void finish() {
+        flush();
         for (int64_t t = 0; t < count; t += L) {
             V<T> v[L] = {}, sums{};
             const int many = count - t < L ? (int)(count - t) : L;
@@ -182,6 +190,7 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
             row.bits.resize(batch.words);
             row.place.resize(d);
             row.total.resize(d);
+            row.part.resize(d);
         }
 #pragma omp for schedule(dynamic)
         for (int64_t o0 = 0; o0 < rows; o0 += TILE) {
@@ -189,8 +198,10 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
             for (int64_t o = o0; o < stop; ++o)
                 prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, walked[o], batch.words);
             for (int64_t g = 0; g < batch.groups; ++g)
-                for (int64_t o = o0; o < stop; ++o)
+                for (int64_t o = o0; o < stop; ++o) {
+                    if (g % PART == PART - 1) prefix[o - o0].flush();
                     prefix[o - o0].add(batch, g, Sieve<T>(cuts, ties, grads, n, rows, o, g * L));
+                }
             for (int64_t o = o0; o < stop; ++o) prefix[o - o0].finish();
         }
     }
@@ -206,7 +217,7 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
     const T* grads = turned.data.data;
     int64_t shares = batch.groups >= threads ? 1 : (threads + batch.groups - 1) / batch.groups;
     Buffer<V<T>> totals;
-    totals.resize(batch.groups * shares * d);
+    totals.resize(batch.groups * shares * 2 * d);
     Buffer<uint8_t> finite;
     finite.resize(rows);
     for (int64_t o = 0; o < rows; ++o) {
@@ -217,12 +228,20 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
 #pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2)
     for (int64_t g = 0; g < batch.groups; ++g)
         for (int64_t s = 0; s < shares; ++s) {
-            V<T>* total = &totals[(g * shares + s) * d];
-            std::memset((void*)total, 0, d * sizeof(V<T>));
+            V<T>* sum = &totals[(g * shares + s) * 2 * d];
+            V<T>* total = sum + d;  // since the last flush, so that long sums round little
+            std::memset((void*)sum, 0, 2 * d * sizeof(V<T>));
+            auto flush = [&] {
+                for (int64_t i = 0; i < d; ++i) {
+                    sum[i] += total[i];
+                    total[i] = V<T>{};
+                }
+            };
             const T* panel = &batch.panel[g * d * L];
             for (int64_t o = rows * s / shares; o < rows * (s + 1) / shares; ++o) {
                 const T* w = weight + o * d;
                 Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
+                if (o % PART == PART - 1) flush();
                 if (sieve.simple(d) && finite[o] && !batch.special[g])
                     for (int64_t i = 0; i < d; ++i) {
                         M<T> keeps = sieve.keeps_simply(w[i] * load(panel + i * L));
@@ -234,11 +253,12 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
                         total[i] += where<T>(keeps, sieve.grad * w[i]);
                     }
             }
+            flush();
         }
     for (int64_t g = 0; g < batch.groups; ++g)
         for (int64_t i = 0; i < d; ++i) {
-            V<T> total = totals[g * shares * d + i];
-            for (int64_t s = 1; s < shares; ++s) total += totals[(g * shares + s) * d + i];
+            V<T> total = totals[g * shares * 2 * d + i];
+            for (int64_t s = 1; s < shares; ++s) total += totals[(g * shares + s) * 2 * d + i];
             for (int l = 0; l < L && g * L + l < n; ++l) grad_x[(g * L + l) * d + i] = total[l];
         }
 }

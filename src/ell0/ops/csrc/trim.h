@@ -10,6 +10,7 @@
 
 namespace NAME {
 
+constexpr int64_t PART = 32;    // terms added up before they join a longer sum
 constexpr int64_t LISTED = 16;  // the longest list; more removed terms than this are counted
 
 template <class T> struct Row {
@@ -184,12 +185,12 @@ template <class T> struct Trim {
         V<T> kept{}, kept_size{}, seen{}, seen_size{}, above{}, below{}, at_high{}, at_low{};
         V<T> far{};
         // Two levels of partial sums keep the rounding of long rows small.
-        V<T> part{};
+        V<T> part{}, seen_part{};
         auto visit = [&](V<T> u, M<T> in_dense) {
             M<T> inside = (u < high) & (u > low);
             part += where<T>(inside, u);
             kept_size += where<T>(inside & in_dense, magnitude<T>(u));
-            seen += where<T>(in_dense, u);
+            seen_part += where<T>(in_dense, u);
             seen_size += where<T>(in_dense, magnitude<T>(u));
             above += where<T>(u > high, one);
             below += where<T>(u < low, one);
@@ -198,14 +199,15 @@ template <class T> struct Trim {
         };
         for (int64_t q = 0; q < group.leads; ++q)
             visit(row.leading[q], magnitude<T>(load(&group.value[q * L])) <= group.limit);
-        kept += part;
-        for (int64_t j = 0; j < walked;) {
-            part = V<T>{};
-            for (int64_t stop = j + 128 < walked ? j + 128 : walked; j < stop; ++j) {
+        for (int64_t j = 0;;) {
+            kept += part;
+            seen += seen_part;
+            part = seen_part = V<T>{};
+            if (j == walked) break;
+            for (int64_t stop = j + PART < walked ? j + PART : walked; j < stop; ++j) {
                 V<T> u = term(row, group, j, finite);
                 visit(u, u == u);
             }
-            kept += part;
         }
         cuts.ties_high = top ? (T)top - above : V<T>{};
         cuts.ties_low = bottom ? (T)bottom - below : V<T>{};
@@ -226,7 +228,7 @@ template <class T> struct Trim {
         auto cancels = [&] { return ~((seen_size <= 5 * kept_size) & (seen_size <= sound)); };
         for (int64_t j = walked; j < d && any(cancels());) {
             part = V<T>{};
-            for (int64_t stop = j + 128 < d ? j + 128 : d; j < stop; ++j) {
+            for (int64_t stop = j + PART < d ? j + PART : d; j < stop; ++j) {
                 V<T> u = term(row, group, j, finite);
                 u = where<T>(u == u, u);
                 part += u;

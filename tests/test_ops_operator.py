@@ -1,0 +1,326 @@
+"""The trimmed product as a torch operator: registration, gradients, compilers, prepared weights, bad arguments."""
+
+import os
+import shlex
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.autograd import forward_ad
+from torch.library import opcheck
+
+from ell0.ops import kernel, prepare, trimmed_linear, truncated_linear
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=Generator().manual_seed(seed), dtype=dtype)
+
+
+def leaves(batch: int, out: int, d: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias = (
+        random(batch, d, dtype=dtype),
+        random(out, d, seed=1, dtype=dtype),
+        random(out, seed=2, dtype=dtype),
+    )
+    return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(t.detach().float()) for t in leaves(1, 6, 40)[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return truncated_linear(x, self.weight, self.bias, k=3).relu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [2, 18])
+def test_operators_are_registered_soundly(backend: str, k: int, dtype: torch.dtype) -> None:
+    x, weight, bias = leaves(5, 3, 40, dtype)
+    prepared = torch.ops.ell0.prepare(weight.detach())
+    assert bool(prepared[0].numel()) == (backend != "none")
+    opcheck(torch.ops.ell0.prepare.default, (weight.detach(),))
+    opcheck(torch.ops.ell0.trimmed_linear.default, (x, weight, bias, *prepared, k, 1, True))
+    opcheck(torch.ops.ell0.trimmed_linear.default, (x.detach(), weight.detach(), None, *prepared, k, 1, False))
+    _, cuts, ties, walked = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, k, 1, True)
+    saved = x.detach(), weight.detach(), prepared[0], cuts, ties, walked
+    for to_x, to_weight in ((True, True), (True, False), (False, True)):
+        arguments = (random(5, 3, dtype=dtype), *saved, to_x, to_weight)
+        opcheck(torch.ops.ell0.trimmed_linear_backward.default, arguments)
+
+
+@pytest.mark.parametrize(("top", "bottom"), [(1, 1), (3, 0), (0, 7), (9, 16), (18, 20), (39, 0)])
+def test_gradients_are_the_slopes(backend: str, top: int, bottom: int) -> None:
+    def product(*inputs: Tensor) -> Tensor:
+        return trimmed_linear(*inputs, top=top, bottom=bottom)
+
+    assert torch.autograd.gradcheck(product, leaves(3, 2, 40)), backend
+
+
+def test_a_second_derivative_is_refused(backend: str) -> None:
+    x, weight, bias = leaves(3, 2, 20)
+    loss = trimmed_linear(x, weight, bias, top=2, bottom=1).square().sum()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert slope.requires_grad, backend
+    with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
+        slope.square().sum().backward()
+
+
+def test_forward_derivatives_are_refused(backend: str) -> None:
+    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.func.jvp(lambda x: trimmed_linear(x, weight, top=2, bottom=1), (x,), (torch.ones_like(x),))
+    with pytest.raises((RuntimeError, NotImplementedError)), forward_ad.dual_level():
+        trimmed_linear(forward_ad.make_dual(x, torch.ones_like(x)), weight, top=2, bottom=1)
+    assert backend == kernel.build()
+
+
+def test_functional_derivatives_are_refused(backend: str) -> None:
+    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda x: trimmed_linear(x, weight, top=2, bottom=1).sum())(x)
+    assert backend == kernel.build()
+
+
+def test_without_saved_cuts_there_is_no_gradient(backend: str) -> None:
+    x, weight, bias = leaves(3, 2, 20)
+    prepared = torch.ops.ell0.prepare(weight.detach())
+    out, *_ = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, 2, 1, False)
+    with pytest.raises(RuntimeError, match="keep_cuts=False"):
+        out.sum().backward()
+    assert backend == kernel.build()
+
+
+def test_cuts_are_kept_only_for_a_gradient(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = leaves(3, 2, 20)
+    asked: list[bool] = []
+    call = torch.ops.ell0.trimmed_linear
+
+    def spy(*args: Any) -> Any:
+        asked.append(args[-1])
+        return call(*args)
+
+    monkeypatch.setattr(torch.ops.ell0, "trimmed_linear", spy)
+    trimmed_linear(x, weight, bias, top=2, bottom=1)
+    trimmed_linear(x, weight.detach(), top=2, bottom=1)
+    trimmed_linear(x.detach(), weight, top=2, bottom=1)
+    assert asked == [True] * 3, backend
+    with torch.no_grad():
+        trimmed_linear(x, weight, bias, top=2, bottom=1)
+    trimmed_linear(x.detach(), weight.detach(), top=2, bottom=1)
+    assert asked[3:] == [False] * 2
+
+
+def test_meta_tensors_have_shapes() -> None:
+    x, weight, bias = (t.detach().to("meta") for t in leaves(3, 2, 20))
+    out = trimmed_linear(x, weight, bias, top=2, bottom=1)
+    assert (out.shape, out.device.type, out.dtype) == ((3, 2), "meta", torch.float64)
+
+
+# Compilers.
+
+
+def compiler_works(folder: Path) -> bool:
+    """Whether inductor's C++ compiler is there and really builds a library."""
+    source = folder / "probe.cpp"
+    source.write_text("#include <Python.h>\n#include <omp.h>\nint main() { return 0; }\n")
+    flags = ["-fopenmp", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
+    command = [*shlex.split(os.environ.get("CXX") or "g++"), *flags, str(source), "-o", str(folder / "probe.so")]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0 and (folder / "probe.so").exists()
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "true"])
+def test_a_compiler_that_does_nothing_counts_as_absent(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert not compiler_works(tmp_path)
+
+
+def assert_compiles(compiler: str) -> None:
+    torch._dynamo.reset()
+    layer, x = Layer(), random(7, 40, dtype=torch.float32).requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
+    results = []
+    for run in (layer, compiled):
+        out = run(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, layer.weight, layer.bias))])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+        torch.testing.assert_close(compiled(x[:2]), layer(x[:2]))
+
+
+def test_compiled_whole_it_is_the_same(backend: str) -> None:
+    assert_compiles("aot_eager")
+    assert backend == kernel.build()
+
+
+def test_compiled_to_machine_code_it_is_the_same(tmp_path: Path) -> None:
+    if not compiler_works(tmp_path):
+        pytest.skip("no working C++ compiler; aot_eager is tested above")
+    assert_compiles("inductor")
+
+
+def test_compiled_with_a_prepared_weight(backend: str) -> None:
+    torch._dynamo.reset()
+    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+    prepared = prepare(weight)
+
+    def layer(x: Tensor) -> Tensor:
+        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepared)
+
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x)), backend
+
+
+def test_exported_it_is_the_same(backend: str) -> None:
+    layer, x = Layer(), random(7, 40, dtype=torch.float32)
+    fixed = torch.export.export(layer, (x,))
+    assert torch.equal(fixed.module()(x), layer(x)), backend
+    open_batch = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert torch.equal(open_batch.module()(x[:3]), layer(x[:3]))
+
+
+# Prepared weights.
+
+
+@pytest.mark.parametrize("k", [2, 18])
+def test_a_prepared_weight_gives_the_same(backend: str, k: int) -> None:
+    x, weight, bias = leaves(20, 3, 40)
+    prepared = prepare(weight)
+    results = []
+    for given in (None, prepared, prepared):
+        out = truncated_linear(x, weight, bias, k=k, prepared=given)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, weight, bias))])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True)), backend
+    with torch.no_grad():
+        unprepared = truncated_linear(x, weight, bias, k=k)
+        assert torch.equal(truncated_linear(x, weight, bias, k=k, prepared=prepared), unprepared)
+    assert torch.equal(truncated_linear(x.detach(), weight.detach(), bias, k=k, prepared=prepared), unprepared)
+
+
+def test_preparing_leaves_no_trace(backend: str) -> None:
+    _, weight, _ = leaves(1, 3, 40)
+    before = weight.detach().clone()
+    prepared = prepare(weight)
+    assert not any(t.requires_grad for t in (prepared.order, prepared.ranked, prepared.bound)), backend
+    assert torch.equal(weight, before)
+
+
+def in_place(weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return weight.mul_(2)
+
+
+STALE: dict[str, Callable[[Tensor], Tensor]] = {
+    "changed in place": in_place,
+    "copy": lambda weight: weight.detach().clone(),
+    "transposed": lambda weight: weight.T,
+    "part": lambda weight: weight[:2],
+    "other dtype": lambda weight: weight.float(),
+}
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_a_stale_prepared_weight_is_refused(backend: str, change: str) -> None:
+    x, weight, _ = (t.detach() for t in leaves(3, 20, 20))
+    prepared = prepare(weight)
+    other = STALE[change](weight)
+    with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
+        trimmed_linear(x.to(other.dtype), other, top=2, bottom=1, prepared=prepared)
+    trimmed_linear(x.to(other.dtype), other, top=2, bottom=1, prepared=prepare(other))
+    assert backend == kernel.build()
+
+
+def test_a_new_weight_in_the_memory_of_the_old_one_is_refused() -> None:
+    x = random(3, 100)
+    for seed in range(100):
+        weight = random(64 + seed, 100, seed=seed)
+        prepared = prepare(weight)
+        del weight  # the allocator may now give its memory to the next one
+        weight = random(64 + seed, 100, seed=seed + 1)
+        with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
+            trimmed_linear(x, weight, top=2, bottom=1, prepared=prepared)
+
+
+# Bad arguments. Each message names the argument, the rule and the value.
+
+GOOD: dict[str, Any] = {
+    "x": torch.ones(3, 20),
+    "weight": torch.ones(2, 20),
+    "bias": torch.ones(2),
+    "top": 2,
+    "bottom": 1,
+}
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"top": -1}, ["top must be >= 0", "top=-1"]),
+    ({"bottom": -3}, ["bottom must be >= 0", "bottom=-3"]),
+    (
+        {"top": 20, "bottom": 0},
+        ["top + bottom must be smaller than in_features", "top=20", "bottom=0", "in_features=20"],
+    ),
+    ({"top": 10, "bottom": 10}, ["top + bottom must be smaller than in_features", "top=10", "bottom=10"]),
+    ({"top": 1.0}, ["top must be an integer", "1.0"]),
+    ({"bottom": "2"}, ["bottom must be an integer", "'2'"]),
+    ({"top": True}, ["top must be an integer", "True"]),
+    ({"bottom": None}, ["bottom must be an integer", "None"]),
+    ({"x": torch.ones(3, 19)}, ["x must have shape (..., 20)", "(3, 19)"]),
+    ({"x": torch.tensor(1.0)}, ["x must have shape (..., 20)", "()"]),
+    ({"weight": torch.ones(20)}, ["weight must have shape (out, in)", "(20,)"]),
+    ({"weight": torch.ones(2, 2, 20)}, ["weight must have shape (out, in)", "(2, 2, 20)"]),
+    ({"bias": torch.ones(3)}, ["bias must have shape (2,)", "(3,)"]),
+    ({"bias": torch.ones(1)}, ["bias must have shape (2,)", "(1,)"]),
+    ({"bias": torch.ones(1, 2)}, ["bias must have shape (2,)", "(1, 2)"]),
+    ({"weight": torch.ones(2, 20).half()}, ["weight must be float32 or float64", "torch.float16"]),
+    ({"weight": torch.ones(2, 20).int()}, ["weight must be float32 or float64", "torch.int32"]),
+    ({"x": torch.ones(3, 20).double()}, ["x must have the dtype of weight", "torch.float32", "torch.float64"]),
+    ({"x": torch.ones(3, 20).int()}, ["x must have the dtype of weight", "torch.float32", "torch.int32"]),
+    ({"bias": torch.ones(2).double()}, ["bias must have the dtype of weight", "torch.float32", "torch.float64"]),
+    ({"x": torch.ones(3, 20, device="meta")}, ["x must be on the device of weight", "cpu", "meta"]),
+    ({"bias": torch.ones(2, device="meta")}, ["bias must be on the device of weight", "cpu", "meta"]),
+    ({"weight": torch.ones(2, 20, device="meta")}, ["x must be on the device of weight", "meta", "cpu"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda v: "-".join(v) if isinstance(v, dict) else "")
+def test_bad_arguments_are_named(changes: dict[str, Any], words: list[str]) -> None:
+    trimmed_linear(**GOOD)
+    with pytest.raises(ValueError, match="must") as caught:
+        trimmed_linear(**(GOOD | changes))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("k", "words"),
+    [
+        (-1, ["k must satisfy 0 <= 2*k < in_features", "k=-1", "in_features=20"]),
+        (10, ["k must satisfy 0 <= 2*k < in_features", "k=10", "in_features=20"]),
+        (1.0, ["k must be an integer", "1.0"]),
+        (True, ["k must be an integer", "True"]),
+        ("1", ["k must be an integer", "'1'"]),
+    ],
+)
+def test_a_bad_k_is_named(k: Any, words: list[str]) -> None:
+    assert truncated_linear(GOOD["x"], GOOD["weight"], k=9).shape == (3, 2)
+    with pytest.raises(ValueError, match="k must") as caught:
+        truncated_linear(GOOD["x"], GOOD["weight"], k=k)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_bad_weight_cannot_be_prepared() -> None:
+    with pytest.raises(ValueError, match=r"weight must have shape \(out, in\), got \(20,\)"):
+        prepare(torch.ones(20))
+    with pytest.raises(ValueError, match=r"weight must be float32 or float64, got torch.float16"):
+        prepare(torch.ones(2, 20).half())
