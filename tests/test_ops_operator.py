@@ -39,8 +39,7 @@ class Layer(nn.Module):
         return truncated_linear(x, self.weight, self.bias, k=3).relu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("k", [2, 18])
+@pytest.mark.parametrize(("k", "dtype"), [(2, torch.float32), (18, torch.float64)])
 def test_operators_are_registered_soundly(backend: str, k: int, dtype: torch.dtype) -> None:
     x, weight, bias = leaves(5, 3, 40, dtype)
     prepared = torch.ops.ell0.prepare(weight.detach())

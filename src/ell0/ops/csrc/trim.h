@@ -269,6 +269,10 @@ template <class T> struct Trim {
             for (int64_t i = bottom; i < P; ++i) spare += between(found.smallest[i]);
         }
         V<T> kept_size = spare / 2;
+        if (group.leads && any(~(size <= 4 * kept_size))) {
+            kept_size = V<T>{};
+            for (int64_t q = 0; q < group.leads; ++q) kept_size += between(row.leading[q]);
+        }
         for (int64_t j = walked; any(~(size <= 4 * kept_size));) {
             if (j == d) return false;
             for (int64_t stop = j + 8 < d ? j + 8 : d; j < stop; ++j) {
