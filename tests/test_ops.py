@@ -397,6 +397,7 @@ def test_zero_times_infinity_is_zero(backend: str) -> None:
         check(sign * x, weight, top=0, bottom=1, backends=[backend])
         check(sign * x, weight, top=1, bottom=1, backends=[backend])
         check(torch.zeros(1, 5), weight, top=2, bottom=1, backends=[backend])
+        check(sign * torch.tensor([[5.0, 1.0, 2.0, -3.0, 0.0]]), weight, top=1, bottom=1, backends=[backend])
         check(sign * torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]), weight, top=0, bottom=1, backends=[backend])
 
 

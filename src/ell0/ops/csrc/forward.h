@@ -5,7 +5,7 @@
 namespace NAME {
 
 template <class T> struct Forward {
-    static constexpr int L = LANES<T>, TILE = 16;
+    static constexpr int L = LANES<T>;
     static constexpr int64_t TOGETHER = 4;           // groups that take a tile's rows while these are in the cache
     static constexpr int64_t PANEL_BYTES = 8 << 20;  // samples are packed a slab at a time
 
@@ -19,11 +19,12 @@ template <class T> struct Forward {
 
     // What a thread works in.
     struct Desk {
-        Buffer<V<T>> terms, leading;
+        Buffer<V<T>> terms;
         Buffer<T> by_coordinate, scratch;
+        Leading<T, TILE> leads;
     };
 
-    Row<T> row(int64_t o, const V<T>* leading) const {
+    Row<T> row(int64_t o, Leading<T, TILE>& leads) const {
         const int64_t blocks = (d + 15) / 16;
         // Rows lie far apart and only their beginnings are read: fetch the next one's.
         for (int line = 0; line < 3 && o + 1 < rows; ++line) {
@@ -31,7 +32,8 @@ template <class T> struct Forward {
             __builtin_prefetch((const char*)(order + (o + 1) * d) + 64 * line);
             __builtin_prefetch((const char*)(bound + (o + 1) * blocks) + 64 * line);
         }
-        return {weight + o * d, ranked + o * d, bound + o * blocks, order + o * d, bias ? bias[o] : T(0), leading};
+        return {weight + o * d,    ranked + o * d,        bound + o * blocks, order + o * d,
+                bias ? bias[o] : T(0), &leads, (int)(o % TILE)};
     }
 
     // A tile of out, turned so that samples lie in the lanes, and back.
@@ -76,7 +78,7 @@ template <class T> struct Forward {
     }
 
     // Rows o0 .. o0 + count and one group, whose leading terms lie on the desk.
-    void tile(const Trim<T>& trim, const Group<T>& group, const Desk& desk, int64_t o0, int count, int64_t first,
+    void tile(const Trim<T>& trim, const Group<T>& group, Desk& desk, int64_t o0, int count, int64_t first,
               int32_t* depths) const {
         const int lanes = n - first < L ? (int)(n - first) : L;
         const V<T> nan = all<T>(__builtin_nanf(""));
@@ -85,7 +87,7 @@ template <class T> struct Forward {
         typename Trim<T>::Cuts found{};
         for (int r = 0; r < count; ++r) {
             const int64_t o = o0 + r;
-            const Row<T> current = row(o, desk.leading.data + r * group.leads);
+            const Row<T> current = row(o, desk.leads);
             const bool undefined = current.bound[0] != current.bound[0];
             V<T> v = load(value[r]);
             if (!undefined) trim.row(current, group, desk.terms.data, v, found);
@@ -127,7 +129,8 @@ template <class T> struct Forward {
                 int64_t most = 0;
                 for (int64_t g = 0; g < here; ++g) most = group[g].leads > most ? group[g].leads : most;
                 desk.by_coordinate.resize(most ? d * TILE : 0);
-                desk.leading.resize(most * TILE);
+                desk.leads.buffer.resize(most * TILE);
+                desk.leads.lists.resize(most ? 2 * LISTED * TILE : 0);
 #pragma omp for schedule(dynamic) collapse(2)
                 for (int64_t some = 0; some < here; some += TOGETHER)
                     for (int64_t t = 0; t < tiles; ++t) {
@@ -138,9 +141,7 @@ template <class T> struct Forward {
                             if (group[g].leads) {
                                 if (!turned) turn<TILE>(weight + o0 * d, count, d, desk.by_coordinate.data);
                                 turned = true;
-                                for (int64_t r = 0; r < TILE; r += L)
-                                    group[g].leading_terms(&desk.by_coordinate[r], TILE,
-                                                           &desk.leading[r * group[g].leads]);
+                                trim.lead(group[g], desk.by_coordinate.data, desk.leads);
                             }
                             tile(trim, group[g], desk, o0, count, (g0 + g) * L, &depths[cuts ? g * rows : 0]);
                         }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdlib>
-#include "lanes.h"
+#include "network.h"
 
 namespace NAME {
 
@@ -152,6 +152,33 @@ template <class T> struct Group {
             for (int r = 0; r < L; ++r) out[r * leads + q] = where<T>((w[r] != 0) & (x != 0), w[r] * x);
         }
     }
+    // Their P largest and P smallest, out[r * 2P + i], if none is outlying. Found with rows in the lanes, so that a
+    // sample's coordinate is one load, and turned over at the end.
+    template <int P> void leading_lists(const T* by_coordinate, int64_t stride, V<T>* out) const {
+        V<T> lists[L][2 * P];
+        for (int l = 0; l < L; ++l) {
+            auto term = [&](int64_t q) {
+                return load(by_coordinate + index[q * L + l] * stride) * value[q * L + l];
+            };
+            Extremes<T, P> found;
+            for (int64_t q = 0; q < leads; q += 16) {  // without outlying coordinates leads come by the sixteen
+                V<T> b[16];
+                for (int r = 0; r < 16; ++r) b[r] = term(q + r);
+                if (q) found.absorb16(b);
+                else found.start16(b);
+            }
+            for (int i = 0; i < P; ++i) {
+                lists[l][i] = found.largest[i];
+                lists[l][P + i] = found.smallest[i];
+            }
+        }
+        for (int i = 0; i < 2 * P; ++i) {
+            V<T> v[L];
+            for (int l = 0; l < L; ++l) v[l] = lists[l][i];
+            transpose<T>(v);
+            for (int r = 0; r < L; ++r) out[r * 2 * P + i] = v[r];
+        }
+    }
 
   private:
     void lead(int l, int64_t d, T* out, T* scratch) {
@@ -174,6 +201,30 @@ template <class T> struct Group {
             }
         }
         reach[l] = rest;
+    }
+};
+
+// The leading terms of a tile of rows and one group: lists of their extremes, and the terms themselves if asked for.
+template <class T, int TILE> struct Leading {
+    static constexpr int L = LANES<T>;
+    const Group<T>* group = nullptr;
+    const T* by_coordinate;
+    Buffer<V<T>> buffer, lists;
+    bool ready;
+
+    template <int P> void start(const Group<T>& of, const T* weights) {
+        group = &of;
+        by_coordinate = weights;
+        ready = false;
+        for (int r = 0; r < TILE && !of.outlying; r += L)
+            of.template leading_lists<P>(weights + r, TILE, &lists[r * 2 * P]);
+    }
+    const V<T>* terms(int row) {
+        if (!ready)
+            for (int r = 0; r < TILE; r += L)
+                group->leading_terms(by_coordinate + r, TILE, &buffer[r * group->leads]);
+        ready = true;
+        return &buffer[row * group->leads];
     }
 };
 

@@ -6,18 +6,22 @@
 // instead.
 #pragma once
 #include "group.h"
-#include "network.h"
 
 namespace NAME {
 
 constexpr int64_t PART = 32;    // terms added up before they join a longer sum
 constexpr int64_t LISTED = 16;  // the longest list; more removed terms than this are counted
 
+constexpr int TILE = 16;        // rows that are taken together
+
 template <class T> struct Row {
     const T *weight, *ranked, *bound;
     const int32_t* order;
     T bias;
-    const V<T>* leading;  // the group's leading terms
+    Leading<T, TILE>* leads;  // of the row's tile
+    int place;                // in the tile
+
+    const V<T>* leading() const { return leads->terms(place); }
 };
 
 template <class T> struct Trim {
@@ -64,14 +68,24 @@ template <class T> struct Trim {
     template <int P>
     int64_t walk(const Row<T>& row, const Group<T>& group, Extremes<T, P>& found) const {
         V<T> b[16];
-        if (d < 16) found.clear();  // else the first sixteen terms fill the lists
-        int64_t q = 0;
-        for (; q + 16 <= group.leads; q += 16) {
-            for (int r = 0; r < 16; ++r) b[r] = row.leading[q + r];
-            if (q) found.absorb16(b);
-            else found.start16(b);
+        if (group.outlying) {
+            // These terms are wanted one by one in the end, so their lists were not made.
+            const V<T>* leading = row.leading();
+            if (d < 16) found.clear();
+            int64_t q = 0;
+            for (; q + 16 <= group.leads; q += 16) {
+                for (int r = 0; r < 16; ++r) b[r] = leading[q + r];
+                if (q) found.absorb16(b);
+                else found.start16(b);
+            }
+            for (; q < group.leads; ++q) found.absorb(leading[q]);
+        } else if (group.leads) {
+            const V<T>* lists = &row.leads->lists[row.place * 2 * P];
+            for (int i = 0; i < P; ++i) found.largest[i] = lists[i];
+            for (int i = 0; i < P; ++i) found.smallest[i] = lists[P + i];
+        } else if (d < 16) {
+            found.clear();  // else the first sixteen terms fill the lists
         }
-        for (; q < group.leads; ++q) found.absorb(row.leading[q]);
         V<T> high = all<T>(__builtin_inff()), low = -high;
         for (int64_t j = 0;; j += 16) {
             if (j >= d) return d;
@@ -165,7 +179,8 @@ template <class T> struct Trim {
             most = max(counts ? term : most, most);
             number += where<T>(counts, all<T>(1));
         };
-        for (int64_t q = 0; q < group.leads; ++q) add(row.leading[q]);
+        const V<T>* leading = group.leads ? row.leading() : nullptr;
+        for (int64_t q = 0; q < group.leads; ++q) add(leading[q]);
         int64_t wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
         for (;;) {
             if (wanted > d) wanted = d;
@@ -197,8 +212,9 @@ template <class T> struct Trim {
             at_high += where<T>(u == high, one);
             at_low += where<T>(u == low, one);
         };
+        const V<T>* leading = group.leads ? row.leading() : nullptr;
         for (int64_t q = 0; q < group.leads; ++q)
-            visit(row.leading[q], magnitude<T>(load(&group.value[q * L])) <= group.limit);
+            visit(leading[q], magnitude<T>(load(&group.value[q * L])) <= group.limit);
         for (int64_t j = 0;;) {
             kept += part;
             seen += seen_part;
@@ -269,12 +285,21 @@ template <class T> struct Trim {
             for (int64_t i = bottom; i < P; ++i) spare += between(found.smallest[i]);
         }
         V<T> kept_size = spare / 2;
-        if (group.leads && any(~(size <= 4 * kept_size))) {
-            kept_size = V<T>{};
-            for (int64_t q = 0; q < group.leads; ++q) kept_size += between(row.leading[q]);
+        auto unsafe = [&] { return any(~(size <= 4 * kept_size)); };
+        if (unsafe()) {
+            size = V<T>{};
+            for (int i = 0; i < top; ++i) size += magnitude<T>(found.largest[i]);
+            for (int i = 0; i < bottom; ++i) size += magnitude<T>(found.smallest[i]);
         }
-        for (int64_t j = walked; any(~(size <= 4 * kept_size));) {
-            if (j == d) return false;
+        for (int64_t j = walked, tried = 0; unsafe(); tried += 8) {
+            if (j == d && (tried > 64 || !group.leads)) return false;
+            if (group.leads && (tried == 64 || j == d)) {
+                const V<T>* leading = row.leading();
+                V<T> leads_size{};
+                for (int64_t q = 0; q < group.leads; ++q) leads_size += between(leading[q]);
+                kept_size += leads_size - spare / 2;
+                tried = 64;
+            }
             for (int64_t stop = j + 8 < d ? j + 8 : d; j < stop; ++j) {
                 V<T> u = row.ranked[j] * load(group.panel + (int64_t)row.order[j] * L);
                 kept_size += where<T>(u == u, magnitude<T>(u));
@@ -287,6 +312,14 @@ template <class T> struct Trim {
         }
         value -= removed;
         return true;
+    }
+
+    // What the rows of a tile need of a group's leading terms.
+    void lead(const Group<T>& group, const T* by_coordinate, Leading<T, TILE>& leads) const {
+        int64_t longest = top > bottom ? top : bottom;
+        if (longest <= 4) leads.template start<4>(group, by_coordinate);
+        else if (longest <= 8) leads.template start<8>(group, by_coordinate);
+        else leads.template start<16>(group, by_coordinate);
     }
 
     // value: the dense product with bias on entry, the trimmed one on return.
