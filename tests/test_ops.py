@@ -307,6 +307,21 @@ def test_ties_leave_lowest_index_first(backend: str, top: int, bottom: int, valu
         assert kept[0].tolist() == list(range(top + bottom, 100))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("k", [1, 3, 16])
+def test_ties_far_apart_in_the_order_of_the_weight(backend: str, k: int, sign: int) -> None:
+    # Every term is 0 but for k + 1 that tie, half of them at the largest weights and half at the smallest.
+    for rising in (True, False):
+        weight = torch.linspace(1, 4, 112)[None]
+        weight = weight if rising else weight.flip(1)
+        x = torch.zeros(1, 112)
+        ends = [*range((k + 1) // 2), *range(112 - (k + 2) // 2, 112)]
+        weight[0, ends] = weight[0, ends].log2().round().exp2()
+        x[0, ends] = 4 * sign / weight[0, ends]
+        top = k if sign > 0 else 0
+        check(x, weight, top=top, bottom=k - top, backends=[backend])
+
+
 @pytest.mark.parametrize("d", [63, 500, 1000])
 @pytest.mark.parametrize(("top", "bottom"), [(2, 1), (16, 0), (5, 12)])
 @pytest.mark.parametrize("kind", ["mnist", "gaussian", "sparse"])
@@ -399,6 +414,10 @@ def test_zero_times_infinity_is_zero(backend: str) -> None:
         check(torch.zeros(1, 5), weight, top=2, bottom=1, backends=[backend])
         check(sign * torch.tensor([[5.0, 1.0, 2.0, -3.0, 0.0]]), weight, top=1, bottom=1, backends=[backend])
         check(sign * torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]), weight, top=0, bottom=1, backends=[backend])
+        # The zero that leaves has an infinite weight, the one that stays a finite coordinate.
+        top = int(sign > 0)
+        rest = sign * torch.tensor([[0.0, 2.0, -1.0, -2.0, -3.0]])
+        check(rest, torch.tensor([[inf, 0.0, 1.0, 1.0, 1.0]]), top=top, bottom=1 - top, backends=[backend])
 
 
 @pytest.mark.parametrize("k", [10, 30])

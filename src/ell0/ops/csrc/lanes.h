@@ -63,6 +63,21 @@ inline bool any(M<float> m) { return m[0] | m[1] | m[2] | m[3]; }
 inline bool any(M<double> m) { return m[0] | m[1]; }
 #endif
 
+// n += a > b, lane by lane.
+#if defined(__AVX512F__)
+inline void tally(V<float>& n, V<float> a, V<float> b) {
+    const __mmask16 more = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+    n = (V<float>)_mm512_mask_add_ps((__m512)n, more, (__m512)n, _mm512_set1_ps(1));
+}
+inline void tally(V<double>& n, V<double> a, V<double> b) {
+    const __mmask8 more = _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GT_OQ);
+    n = (V<double>)_mm512_mask_add_pd((__m512d)n, more, (__m512d)n, _mm512_set1_pd(1));
+}
+#else
+inline void tally(V<float>& n, V<float> a, V<float> b) { n += (V<float>)((M<float>)all<float>(1) & (a > b)); }
+inline void tally(V<double>& n, V<double> a, V<double> b) { n += (V<double>)((M<double>)all<double>(1) & (a > b)); }
+#endif
+
 template <class T> inline V<T> magnitude(V<T> v) { return (V<T>)((M<T>)v & Lanes<T>::MAGNITUDE); }
 template <class T> inline V<T> where(M<T> m, V<T> a) { return (V<T>)((M<T>)a & m); }
 template <class T> inline T sum(V<T> v) {

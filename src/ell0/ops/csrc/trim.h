@@ -124,49 +124,77 @@ template <class T> struct Trim {
         }
     }
 
-    // The k-th largest (SIGN = 1) or smallest (SIGN = -1) of n terms in each lane; NaN does not count. All terms that
-    // do lie in [a, b], and there are `number` of them.
-    //
-    // The term looked for stays in the bracket [a, b]. A few passes that only count narrow it by interpolation; the
-    // passes after them end it on terms, so that ties close it too.
-    template <int SIGN>
-    static V<T> kth(const V<T>* u, int64_t n, int64_t k, V<T> guess, V<T> a, V<T> b, V<T> number) {
-        constexpr int COUNTING = 5;
-        const V<T> inf = all<T>(__builtin_inff()), one = all<T>(1), rank = all<T>((T)k);
-        if (SIGN < 0) {
-            V<T> t = a;
-            a = -b;
-            b = -t;
-            guess = -guess;
-        }
-        V<T> above_a = number, above_b{};
+    // Looks for the k-th largest term in each lane. It stays in [a, b]; above_a terms lie above a (or at it, once a is
+    // a term), above_b above b. A few passes that only count narrow the bracket by interpolation; the passes after them
+    // end it on terms, so that ties close it too.
+    struct Bracket {
+        V<T> a, b, above_a, above_b{}, rank, pivot;
         M<T> exact = {};  // a is a pivot with just k terms above it
-        for (int pass = 0; any(a < b); ++pass) {
-            const bool counting = pass < COUNTING && !any((a < b) & exact);
-            V<T> p = pass ? a + (b - a) * ((above_a - rank) / (above_a - above_b)) : guess;
-            if (pass % 4 == 3) p = midpoint<T>(a, b);
-            p = ((p >= a) & (p < b)) ? p : midpoint<T>(a, b);
-            p = exact ? a : p;
-            V<T> above{}, next = inf, last = -inf;
-            if (counting)
-                for (int64_t i = 0; i < n; ++i) above += where<T>(SIGN * u[i] > p, one);
-            else
-                for (int64_t i = 0; i < n; ++i) {
-                    V<T> v = SIGN * u[i];
-                    M<T> is_above = v > p;
-                    above += where<T>(is_above, one);
-                    next = min(is_above ? v : inf, next);
-                    last = max(v <= p ? v : -inf, last);
-                }
-            M<T> open = a < b, raise = open & (above >= rank), lower = open & (above < rank);
-            a = raise ? (counting ? p : next) : a;
+
+        Bracket(V<T> least, V<T> most, V<T> number, int64_t k)
+            : a(least), b(k ? most : least), above_a(number), rank(all<T>((T)k)) {}
+        bool open() const { return any(a < b); }
+        bool counts() const { return any((a < b) & ~exact); }
+        void aim(int pass, V<T> guess) {
+            pivot = pass ? a + (b - a) * ((above_a - rank) / (above_a - above_b)) : guess;
+            if (pass % 4 == 3) pivot = midpoint<T>(a, b);
+            pivot = ((pivot >= a) & (pivot < b)) ? pivot : midpoint<T>(a, b);
+            pivot = exact ? a : pivot;
+        }
+        // next: the least term above the pivot, last: the greatest not above it; the pivot if none was sought.
+        void narrow(V<T> above, V<T> next, V<T> last, bool counting) {
+            M<T> is_open = a < b, raise = is_open & (above >= rank), lower = is_open & (above < rank);
+            a = raise ? next : a;
             above_a = raise ? above : above_a;
-            b = lower ? (counting ? p : last) : b;
+            b = lower ? last : b;
             above_b = lower ? above : above_b;
             if (counting) exact |= raise & (above == rank);
             else b = raise & (above == rank) ? a : b;
         }
-        return SIGN * a;
+    };
+
+    // The top-th largest and the bottom-th smallest of n terms; NaN does not count. On entry high and low are guesses.
+    void select(const V<T>* u, int64_t n, V<T> least, V<T> most, V<T> number, V<T>& high, V<T>& low) const {
+        constexpr int COUNTING = 8, CHAINS = 4;  // sums in turns, so that none waits for itself
+        const V<T> inf = all<T>(__builtin_inff());
+        Bracket up(least, most, number, top), down(-most, -least, number, bottom);
+        for (int pass = 0; up.open() || down.open(); ++pass) {
+            up.aim(pass, high);
+            down.aim(pass, -low);
+            const V<T> over = up.pivot, under = -down.pivot;
+            V<T> above[CHAINS] = {}, below[CHAINS] = {};
+            if (pass < COUNTING && (up.counts() || down.counts())) {
+                int64_t i = 0;
+                for (; i + CHAINS <= n; i += CHAINS)
+#pragma GCC unroll 4
+                    for (int c = 0; c < CHAINS; ++c) {
+                        tally(above[c], u[i + c], over);
+                        tally(below[c], under, u[i + c]);
+                    }
+                for (; i < n; ++i) {
+                    tally(above[0], u[i], over);
+                    tally(below[0], under, u[i]);
+                }
+                up.narrow((above[0] + above[1]) + (above[2] + above[3]), over, over, true);
+                down.narrow((below[0] + below[1]) + (below[2] + below[3]), -under, -under, true);
+                continue;
+            }
+            V<T> next_up = inf, last_up = -inf, next_down = inf, last_down = -inf;
+            for (int64_t i = 0; i < n; ++i) {
+                const V<T> v = u[i];
+                const M<T> is_over = v > over, is_under = v < under;
+                tally(above[0], v, over);
+                tally(below[0], under, v);
+                next_up = min(is_over ? v : inf, next_up);
+                last_up = max(v <= over ? v : -inf, last_up);
+                next_down = min(is_under ? -v : inf, next_down);
+                last_down = max(v >= under ? -v : -inf, last_down);
+            }
+            up.narrow(above[0], next_up, last_up, false);
+            down.narrow(below[0], next_down, last_down, false);
+        }
+        if (top) high = up.a;
+        if (bottom) low = -down.a;
     }
 
     int64_t count(const Row<T>& row, const Group<T>& group, bool finite, V<T>* u, V<T>& high, V<T>& low) const {
@@ -182,11 +210,15 @@ template <class T> struct Trim {
         const V<T>* leading = group.leads ? row.leading() : nullptr;
         for (int64_t q = 0; q < group.leads; ++q) add(leading[q]);
         int64_t wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
+        // The last row's cuts tell about how deep this one must go.
+        if (finite && any((high != 0) | (low != 0))) {
+            int64_t likely = depth(row, group.reach, T(0.9) * narrower(high, low), 0);
+            wanted = likely > wanted ? likely : wanted;
+        }
         for (;;) {
             if (wanted > d) wanted = d;
             for (; done < wanted; ++done) add(term(row, group, done, finite));
-            if (top) high = kth<1>(u, filled, top, high, least, most, number);
-            if (bottom) low = kth<-1>(u, filled, bottom, low, least, most, number);
+            select(u, filled, least, most, number, high, low);
             if (done == d) return d;
             wanted = depth(row, group.reach, narrower(high, low), done);
             if (wanted == done) return done;
