@@ -309,13 +309,14 @@ def test_ties_leave_lowest_index_first(backend: str, top: int, bottom: int, valu
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [1, 3, 16])
-def test_ties_far_apart_in_the_order_of_the_weight(backend: str, k: int, sign: int) -> None:
+@pytest.mark.parametrize("d", [112, 640])
+def test_ties_far_apart_in_the_order_of_the_weight(backend: str, d: int, k: int, sign: int) -> None:
     # Terms of 0.5 to 2 but for k + 1 that tie at 4, half of them at the largest weights and half at the smallest.
     for rising in (True, False):
-        weight = torch.linspace(1, 4, 112)[None]
+        weight = torch.linspace(1, 4, d)[None]
         weight = weight if rising else weight.flip(1)
-        x = torch.full((1, 112), 0.5 * sign)
-        ends = [*range((k + 1) // 2), *range(112 - (k + 2) // 2, 112)]
+        x = torch.full((1, d), 0.5 * sign)
+        ends = [*range((k + 1) // 2), *range(d - (k + 2) // 2, d)]
         weight[0, ends] = weight[0, ends].log2().round().exp2()
         x[0, ends] = 4 * sign / weight[0, ends]
         top = k if sign > 0 else 0

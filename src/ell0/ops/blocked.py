@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .reference import products
 
-BLOCK_ELEMENTS = 1 << 22
+BLOCK_ELEMENTS = 1 << 20
 
 
 def thresholds(terms: Tensor, top: int, bottom: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
