@@ -323,6 +323,24 @@ def test_ties_far_apart_in_the_order_of_the_weight(backend: str, d: int, k: int,
         check(x, weight, top=top, bottom=k - top, backends=[backend])
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_many_removed_terms_of_few_values(seed: int) -> None:
+    # Cuts that are found by counting: a pivot that hits a tied term is rare, so there are many samples.
+    g = Generator().manual_seed(seed)
+    d = 23 + 7 * seed
+    one = 17 + seed % 4 * (d - 24) // 4
+    other = seed % 7
+    top, bottom = (one, other) if seed % 2 else (other, one)
+    x = torch.randint(-8, 9, (600, d), generator=g).float()
+    weight = 2.0 ** torch.randint(-3, 4, (8, 1), generator=g) * torch.tensor([1.0, -1.0]).repeat(4)[:, None].expand(
+        8, d
+    )
+    out = reference.trimmed_linear(x, weight, top=top, bottom=bottom)
+    for backend in BACKENDS:
+        with using(backend):
+            assert torch.equal(trimmed_linear(x, weight, top=top, bottom=bottom).double(), out), backend
+
+
 @pytest.mark.parametrize("d", [63, 500, 1000])
 @pytest.mark.parametrize(("top", "bottom"), [(2, 1), (16, 0), (5, 12)])
 @pytest.mark.parametrize("kind", ["mnist", "gaussian", "sparse"])
