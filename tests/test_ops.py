@@ -369,6 +369,16 @@ def test_one_large_weight_among_leading_coordinates(large: float, k: int) -> Non
     check(x, weight, top=k, bottom=k)
 
 
+@pytest.mark.parametrize("k", [1, 17])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_dense_sum_may_overflow_where_the_trimmed_one_does_not(k: int, sign: int) -> None:
+    x, weight = torch.ones(3, 40), torch.zeros(2, 40)
+    weight[:, 1 : k + 1] = 3e38 * sign  # together with the next two beyond float32
+    weight[1, k + 1 : k + 3] = 0.7e38 * sign
+    top, bottom = (k, 0) if sign > 0 else (0, k)
+    check(x, weight, top=top, bottom=bottom)
+
+
 @pytest.mark.parametrize(("top", "bottom"), [(0, 500), (333, 333), (750, 0), (20, 0), (3, 3), (999, 0)])
 def test_equal_terms_do_not_drift(top: int, bottom: int) -> None:
     for value in (0.3, 0.5923077, 1.1256411):

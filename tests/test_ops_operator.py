@@ -183,6 +183,47 @@ def test_compiled_with_a_prepared_weight(backend: str) -> None:
     assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x)), backend
 
 
+def test_compiled_it_prepares(backend: str) -> None:
+    torch._dynamo.reset()
+    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepare(weight))
+
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x, weight), layer(x, weight)), backend
+
+
+def test_compiled_it_refuses_what_was_prepared_for_another_shape(backend: str) -> None:
+    torch._dynamo.reset()
+    x, weight, _ = (t.detach() for t in leaves(3, 30, 20))
+    prepared = prepare(weight[:2].clone())
+
+    def layer(x: Tensor) -> Tensor:
+        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepared)
+
+    if backend == "none":
+        pytest.skip("nothing is prepared without a kernel")
+    with pytest.raises(ValueError, match="prepared must come from this weight"):
+        torch.compile(layer, backend="aot_eager")(x)
+
+
+# Autocast.
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
+def test_autocast_leaves_the_product_in_the_precision_of_the_weight(backend: str, lower: torch.dtype) -> None:
+    x, weight, bias = (t.detach().float() for t in leaves(32, 40, 100))
+    weight.requires_grad_()
+    with torch.autocast("cpu", dtype=lower):
+        outs = [truncated_linear(t, weight, bias, k=3) for t in (x, x.to(lower))]
+        grads = [torch.autograd.grad(out.sum(), weight)[0] for out in outs]
+    for t, out, grad in zip((x, x.to(lower).float()), outs, grads, strict=True):
+        expected = truncated_linear(t, weight, bias, k=3)
+        assert out.dtype == torch.float32, backend
+        assert torch.equal(out, expected)
+        assert torch.equal(grad, torch.autograd.grad(expected.sum(), weight)[0])
+
+
 def test_exported_it_is_the_same(backend: str) -> None:
     layer, x = Layer(), random(7, 40, dtype=torch.float32)
     fixed = torch.export.export(layer, (x,))
@@ -268,9 +309,9 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"bottom": -3}, ["bottom must be >= 0", "bottom=-3"]),
     (
         {"top": 20, "bottom": 0},
-        ["top + bottom must be smaller than in_features", "top=20", "bottom=0", "in_features=20"],
+        ["top + bottom must be smaller than the number of terms", "top=20", "bottom=0", "20 terms"],
     ),
-    ({"top": 10, "bottom": 10}, ["top + bottom must be smaller than in_features", "top=10", "bottom=10"]),
+    ({"top": 10, "bottom": 10}, ["top + bottom must be smaller than the number of terms", "top=10", "bottom=10"]),
     ({"top": 1.0}, ["top must be an integer", "1.0"]),
     ({"bottom": "2"}, ["bottom must be an integer", "'2'"]),
     ({"top": True}, ["top must be an integer", "True"]),
@@ -289,6 +330,10 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"bias": torch.ones(2).double()}, ["bias must have the dtype of weight", "torch.float32", "torch.float64"]),
     ({"x": torch.ones(3, 20, device="meta")}, ["x must be on the device of weight", "cpu", "meta"]),
     ({"bias": torch.ones(2, device="meta")}, ["bias must be on the device of weight", "cpu", "meta"]),
+    ({"x": [[1.0] * 20]}, ["x must be a tensor", "list"]),
+    ({"weight": [[1.0] * 20]}, ["weight must be a tensor", "list"]),
+    ({"bias": 0.0}, ["bias must be a tensor", "float"]),
+    ({"prepared": 3}, ["prepared must come from ops.prepare", "int"]),
     ({"weight": torch.ones(2, 20, device="meta")}, ["x must be on the device of weight", "meta", "cpu"]),
 ]
 

@@ -44,17 +44,25 @@ def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_lo
     return ~gone
 
 
+def check_counts(top: int, bottom: int, d: int) -> None:
+    """Raises unless ``top`` and ``bottom`` of d terms can leave and one stays."""
+    for name, value in (("top", top), ("bottom", bottom)):
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{name} must be >= 0, got {name}={value}")
+    if top + bottom >= d:
+        raise ValueError(
+            f"top + bottom must be smaller than the number of terms, got top={top} and bottom={bottom} with {d} terms"
+        )
+
+
 def keep_mask(terms: Tensor, top: int, bottom: int) -> Tensor:
     """False at the ``top`` largest and ``bottom`` smallest entries of the last dimension: ``(..., d)``.
 
     At ties the lowest index leaves first; the top side chooses first, the bottom side from what remains.
     """
-    d = terms.shape[-1]
-    for name, value in (("top", top), ("bottom", bottom)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} must be an integer >= 0, got {value!r}")
-    if top + bottom >= d:
-        raise ValueError(f"top + bottom must be smaller than the number of terms, got {top} + {bottom} with {d} terms")
+    check_counts(top, bottom, terms.shape[-1])
     return between(terms, *thresholds(terms, top, bottom))
 
 

@@ -93,6 +93,19 @@ def _limits(x: Tensor) -> tuple[Tensor, Tensor]:
     return limit, x
 
 
+def _check_prepared(weight: Tensor, **prepared: Tensor) -> None:
+    """Raises where the arrays of another weight would be read beyond their ends."""
+    rows, d = weight.shape
+    for name, tensor in prepared.items():
+        shape = (rows, bounds_per_row(d)) if name == "bound" else (rows, d)
+        dtype = torch.int32 if name == "order" else weight.dtype
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(
+                f"prepared must come from this weight: its {name} must be {dtype} of shape {shape}, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+
+
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Order, ranked weight and bound of `Prepared`."""
     weight = weight.contiguous()
@@ -115,17 +128,23 @@ def forward(
     bottom: int,
     keep_cuts: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output ``(n, out)``, cuts and ties ``(2, out, n)``, walked ``(out,)``; the last three empty unless keep_cuts."""
+    """Output ``(n, out)``, cuts and ties ``(2, out, n)``, walked ``(out,)``; the last three empty unless keep_cuts.
+
+    ties: 0 where every term tied with the cut leaves, else 1 + how many do.  walked: positions of the row's order that
+    some sample walked, complemented (``~``) for a row that has ties.
+    """
+    _check_prepared(weight, order=order, ranked=ranked, bound=bound)
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     shape = (2, rows, n) if keep_cuts else (2, 0, 0)
-    cuts, ties = x.new_empty(shape), torch.empty(shape, dtype=torch.int32)
+    cuts, ties = x.new_empty(shape), torch.zeros(shape, dtype=torch.int32)
     walked = torch.empty(rows if keep_cuts else 0, dtype=torch.int32)
     if n == 0:
         return x.new_empty(n, rows), cuts, ties, walked.zero_()
     limit, inner = _limits(x)
-    out = F.linear(inner, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        out = F.linear(inner, weight, bias)
     kept = (cuts, ties, walked) if keep_cuts else (None, None, None)
     _call("forward", x.dtype, x, weight, bias, order, ranked, bound, limit, n, rows, d, top, bottom, out, *kept)
     return out, cuts, ties, walked
@@ -143,16 +162,17 @@ def backward(
     to_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+    _check_prepared(weight, order=order)
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
-    grad_weight = torch.zeros_like(weight) if to_weight else x.new_empty(0)
+    limit, inner = _limits(x)
+    with torch.autocast("cpu", enabled=False):
+        grad_weight = grad.T @ inner if to_weight else x.new_empty(0)
     if n == 0:
         return grad_x, grad_weight
-    limit, inner = _limits(x)
     shared = (cuts, ties, limit, n, rows, d)
     if to_weight:
-        torch.mm(grad.T, inner, out=grad_weight)
         _call("weight_gradient", x.dtype, grad, x, weight, order, walked, *shared, grad_weight)
     if to_x:
         _call("input_gradient", x.dtype, grad, x, weight, *shared, grad_x)

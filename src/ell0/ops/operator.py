@@ -45,7 +45,7 @@ def _place(weight: Tensor) -> tuple[object, ...]:
 
 
 def _version(weight: Tensor) -> int | None:
-    return None if weight.is_inference() else weight._version
+    return None if torch.compiler.is_compiling() or weight.is_inference() else weight._version
 
 
 @torch.library.custom_op("ell0::prepare", mutates_args=())
@@ -174,7 +174,8 @@ _trimmed_linear.register_autograd(_differentiate, setup_context=_save)
 def prepare(weight: Tensor) -> Prepared:
     """Orders a weight ``(out, in)`` once for many calls with ``prepared=``.
 
-    The value is good for exactly this weight as it is now; passing it after the weight changed raises.
+    The value is good for exactly this weight as it is now; passing it after the weight changed raises, unless torch
+    keeps no count of the change: through ``weight.data``, in inference mode, inside `torch.compile`.
     """
     _check_weight(weight)
     with torch.no_grad():
@@ -205,14 +206,17 @@ def trimmed_linear(
         top, bottom: terms removed on each side, ``top + bottom < in``.
         prepared: what `prepare` returned for this weight; without it the weight is prepared anew.
     """
+    x = _leave_autocast(x, weight)
     _check(x, weight, bias)
-    _check_counts(top, bottom, weight.shape[1])
+    blocked.check_counts(top, bottom, weight.shape[1])
     if top == bottom == 0:
         return F.linear(x, weight, bias)
     _refuse_forward_mode(x, weight, bias)
     if prepared is None:
         order, ranked, bound = torch.ops.ell0.prepare(weight.detach())
     else:
+        if not isinstance(prepared, Prepared):
+            raise ValueError(f"prepared must come from ops.prepare, got {type(prepared).__name__}")
         if not torch.compiler.is_compiling():
             prepared.check(weight)
         order, ranked, bound = prepared.order, prepared.ranked, prepared.bound
@@ -234,7 +238,7 @@ def truncated_linear(
         k: terms removed on each side, ``0 <= 2k < in``; ``k=0`` is ``F.linear``.
         prepared: what `prepare` returned for this weight; without it the weight is prepared anew.
     """
-    _check(x, weight, bias)
+    _check_weight(weight)
     check_k(k, weight.shape[1])
     return trimmed_linear(x, weight, bias, top=k, bottom=k, prepared=prepared)
 
@@ -247,18 +251,6 @@ def check_k(k: int, in_features: int) -> None:
         raise ValueError(f"k must satisfy 0 <= 2*k < in_features, got k={k} with in_features={in_features}")
 
 
-def _check_counts(top: int, bottom: int, d: int) -> None:
-    for name, value in (("top", top), ("bottom", bottom)):
-        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
-        if value < 0:
-            raise ValueError(f"{name} must be >= 0, got {name}={value}")
-    if top + bottom >= d:
-        raise ValueError(
-            f"top + bottom must be smaller than in_features, got top={top} and bottom={bottom} with in_features={d}"
-        )
-
-
 def _refuse_forward_mode(*tensors: Tensor | None) -> None:
     # torch would pass over the tangent in silence.
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
@@ -267,7 +259,17 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
         raise NotImplementedError("the trimmed product has no forward-mode derivative: use backward()")
 
 
+def _leave_autocast(x: Tensor, weight: Tensor) -> Tensor:
+    # The comparison of terms wants the precision of the weight; autocast may have lowered that of x on its way.
+    lowered = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
+    if lowered and torch.is_autocast_enabled(x.device.type):
+        return x.to(weight.dtype)
+    return x
+
+
 def _check_weight(weight: Tensor) -> None:
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"weight must be a tensor, got {type(weight).__name__}")
     if weight.dim() != 2:
         raise ValueError(f"weight must have shape (out, in), got {tuple(weight.shape)}")
     if weight.dtype not in (torch.float32, torch.float64):
@@ -276,6 +278,9 @@ def _check_weight(weight: Tensor) -> None:
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     _check_weight(weight)
+    for name, tensor in (("x", x), ("bias", bias)):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must have shape (..., {weight.shape[1]}) to match weight, got {tuple(x.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:

@@ -9,32 +9,35 @@ template <class T> struct Sieve {
     static constexpr int L = LANES<T>;
     V<T> high, low, grad;
     M<T> left_high, left_low;
+    bool simple;  // no term tied with a cut stays: the order of the terms does not matter
 
+    // ties may be null: then no term tied with a cut stays.
     Sieve(const T* cuts, const int32_t* ties, const T* grads, int64_t n, int64_t rows, int64_t row, int64_t first) {
         high = all<T>(__builtin_inff());
         low = -high;
         grad = V<T>{};
-        left_high = left_low = M<T>{} + INT32_MAX;
+        left_high = left_low = M<T>{};
         const int64_t at = row * n + first, other = rows * n;
         const int lanes = n - first < L ? (int)(n - first) : L;
         if (lanes == L) {
             high = load(cuts + at);
             low = load(cuts + other + at);
             grad = load(grads + at);
-            for (int l = 0; l < L; ++l) left_high[l] = ties[at + l];
-            for (int l = 0; l < L; ++l) left_low[l] = ties[other + at + l];
-            return;
+        } else {
+            for (int l = 0; l < lanes; ++l) {
+                high[l] = cuts[at + l];
+                low[l] = cuts[other + at + l];
+                grad[l] = grads[at + l];
+            }
         }
-        for (int l = 0; l < lanes; ++l) {
-            high[l] = cuts[at + l];
-            low[l] = cuts[other + at + l];
+        for (int l = 0; ties && l < lanes; ++l) {
             left_high[l] = ties[at + l];
             left_low[l] = ties[other + at + l];
-            grad[l] = grads[at + l];
         }
+        simple = !any((left_high != 0) | (left_low != 0));
+        left_high = left_high == 0 ? M<T>{} + INT32_MAX : left_high - 1;
+        left_low = left_low == 0 ? M<T>{} + INT32_MAX : left_low - 1;
     }
-    // Is no term tied with a cut kept? Then the order of the terms does not matter.
-    bool simple(int64_t d) const { return !any((left_high < (int32_t)d) | (left_low < (int32_t)d)); }
     M<T> keeps_simply(V<T> u) const { return (u < high) & (u > low); }
     // Does the term stay? Terms must come by rising index.
     M<T> keeps(V<T> u) {
@@ -139,7 +142,7 @@ template <class T> struct Prefix {
     void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve) {
         const T* panel = &batch.panel[g * batch.d * L];
         const bool plain = finite && !batch.special[g];
-        if (plain && sieve.simple(batch.d)) {
+        if (plain && sieve.simple) {
             for (int64_t t = 0; t < count; ++t) {
                 V<T> v = load(panel + (int64_t)place[t] * L);
                 part[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
@@ -196,11 +199,12 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
         for (int64_t o0 = 0; o0 < rows; o0 += TILE) {
             const int64_t stop = o0 + TILE < rows ? o0 + TILE : rows;
             for (int64_t o = o0; o < stop; ++o)
-                prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, walked[o], batch.words);
+                prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, depth_of(walked[o]), batch.words);
             for (int64_t g = 0; g < batch.groups; ++g)
                 for (int64_t o = o0; o < stop; ++o) {
                     if (g % PART == PART - 1) prefix[o - o0].flush();
-                    prefix[o - o0].add(batch, g, Sieve<T>(cuts, ties, grads, n, rows, o, g * L));
+                    const Sieve<T> sieve(cuts, walked[o] < 0 ? ties : nullptr, grads, n, rows, o, g * L);
+                    prefix[o - o0].add(batch, g, sieve);
                 }
             for (int64_t o = o0; o < stop; ++o) prefix[o - o0].finish();
         }
@@ -242,7 +246,7 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
                 const T* w = weight + o * d;
                 Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
                 if (o % PART == PART - 1) flush();
-                if (sieve.simple(d) && finite[o] && !batch.special[g])
+                if (sieve.simple && finite[o] && !batch.special[g])
                     for (int64_t i = 0; i < d; ++i) {
                         M<T> keeps = sieve.keeps_simply(w[i] * load(panel + i * L));
                         total[i] += where<T>(keeps, sieve.grad * w[i]);

@@ -32,8 +32,8 @@ template <class T> struct Forward {
             __builtin_prefetch((const char*)(order + (o + 1) * d) + 64 * line);
             __builtin_prefetch((const char*)(bound + (o + 1) * blocks) + 64 * line);
         }
-        return {weight + o * d,    ranked + o * d,        bound + o * blocks, order + o * d,
-                bias ? bias[o] : T(0), &leads, (int)(o % TILE)};
+        const T b = bias ? bias[o] : T(0);
+        return {ranked + o * d, bound + o * blocks, order + o * d, b, &leads, (int)(o % TILE)};
     }
 
     // A tile of out, turned so that samples lie in the lanes, and back.
@@ -63,18 +63,26 @@ template <class T> struct Forward {
             for (int l = 0; l < L; ++l) store(corner + l * rows + r, v[l]);
         }
     }
-    void keep(const typename Trim<T>::Cuts& found, V<T> high, int64_t o, int64_t first, int lanes) const {
+    // Leaves the cuts behind; says whether a term tied with one stays. Only then are ties written: they come as zeros.
+    bool keep(const typename Trim<T>::Cuts& found, V<T> high, int64_t o, int64_t first, int lanes) const {
         const int64_t at = o * n + first, other = rows * n;
-        int32_t tied[2][L];
-        for (int l = 0; l < L; ++l) tied[0][l] = (int32_t)found.ties_high[l];
-        for (int l = 0; l < L; ++l) tied[1][l] = (int32_t)found.ties_low[l];
         auto copy = [&](int count) {
             std::memcpy(cuts + at, &high, count * sizeof(T));
             std::memcpy(cuts + other + at, &found.low, count * sizeof(T));
-            std::memcpy(ties + at, tied[0], count * sizeof(int32_t));
-            std::memcpy(ties + other + at, tied[1], count * sizeof(int32_t));
         };
         lanes == L ? copy(L) : copy(lanes);
+        if (!any((found.ties_high != 0) | (found.ties_low != 0))) return false;
+        for (int l = 0; l < lanes; ++l) {
+            ties[at + l] = (int32_t)found.ties_high[l];
+            ties[other + at + l] = (int32_t)found.ties_low[l];
+        }
+        return true;
+    }
+
+    // The larger depth, marked if either is.
+    static int32_t deeper(int32_t a, int32_t b) {
+        const int32_t most = depth_of(a) > depth_of(b) ? depth_of(a) : depth_of(b);
+        return a < 0 || b < 0 ? ~most : most;
     }
 
     // Rows o0 .. o0 + count and one group, whose leading terms lie on the desk.
@@ -89,16 +97,17 @@ template <class T> struct Forward {
             const int64_t o = o0 + r;
             const Row<T> current = row(o, desk.leads);
             const bool undefined = current.bound[0] != current.bound[0];
-            V<T> v = load(value[r]);
-            if (!undefined) trim.row(current, group, desk.terms.data, v, found);
             const M<T> lost = undefined ? M<T>{} == 0 : group.undefined;
+            V<T> v = where<T>(~lost, load(value[r]));
+            if (!undefined) trim.row(current, group, desk.terms.data, v, found);
             store(value[r], lost ? nan : v);
             if (!cuts) continue;
-            keep(found, lost ? nan : found.high, o, first, lanes);
+            const bool tied = keep(found, lost ? nan : found.high, o, first, lanes);
             // As far as this a term that is in the dense product may have been removed.
             const bool finite = current.bound[0] <= Lanes<T>::MAX;
             const V<T> cut = trim.narrower(found.high, found.low);
-            depths[o] = (int32_t)(finite ? trim.depth(current, group.span, cut, 0) : d);
+            const int64_t depth = finite ? trim.depth(current, group.span, cut, 0) : d;
+            depths[o] = (int32_t)(tied ? ~depth : depth);
         }
         put(value, out + first * rows + o0, count, lanes);
     }
@@ -143,13 +152,12 @@ template <class T> struct Forward {
                                 turned = true;
                                 trim.lead(group[g], desk.by_coordinate.data, desk.leads);
                             }
-                            tile(trim, group[g], desk, o0, count, (g0 + g) * L, &depths[cuts ? g * rows : 0]);
+                            tile(trim, group[g], desk, o0, count, (g0 + g) * L, depths.data + (cuts ? g * rows : 0));
                         }
                     }
             }
             for (int64_t g = 0; cuts && g < here; ++g)
-                for (int64_t o = 0; o < rows; ++o)
-                    walked[o] = depths[g * rows + o] > walked[o] ? depths[g * rows + o] : walked[o];
+                for (int64_t o = 0; o < rows; ++o) walked[o] = deeper(walked[o], depths[g * rows + o]);
         }
         delete[] group;
     }

@@ -61,32 +61,46 @@ template <class T> T nth_largest(T* v, int64_t size, int64_t n) {
 // Coordinates with |x| beyond the limit are outlying: they stay out of the dense product. NaN if the sample has one.
 // At most OUTLYING finite coordinates can be: the limit is 8 times the magnitude that follows them.
 constexpr int64_t OUTLYING = 64;
-template <class T> T outlying_limit(const T* x, int64_t d, T* scratch) {
-    T largest = 0;
-    bool undefined = false;
-    for (int64_t i = 0; i < d; ++i) {
-        T a = std::fabs(x[i]);
-        undefined |= a != a;
-        largest = a <= Lanes<T>::MAX && a > largest ? a : largest;
+template <class T> struct Limit {
+    T value;
+    bool passed;  // some coordinate is outlying
+
+    Limit(const T* x, int64_t d, T* scratch) {
+        constexpr int L = LANES<T>;
+        const V<T> most = all<T>(Lanes<T>::MAX);
+        auto each = [&](auto visit) {
+            int64_t i = 0;
+            for (; i + L <= d; i += L) visit(magnitude<T>(load(x + i)));
+            V<T> rest{};
+            std::memcpy(&rest, x + i, (d - i) * sizeof(T));
+            visit(magnitude<T>(rest));
+        };
+        V<T> highest{}, near{};
+        M<T> undefined{}, infinite{};
+        each([&](V<T> a) {
+            undefined |= a != a;
+            infinite |= a > most;
+            highest = max(where<T>(a <= most, a), highest);
+        });
+        passed = any(infinite);
+        value = any(undefined) ? T(__builtin_nanf("")) : Lanes<T>::MAX;
+        const T peak = largest<T>(highest);
+        each([&](V<T> a) { near += where<T>((a > peak / 8) & (a <= most), all<T>(1)); });
+        if (any(undefined) || sum<T>(near) > OUTLYING || peak == 0) return;
+        int64_t nonzero = 0;
+        for (int64_t i = 0; i < d; ++i) {
+            T a = std::fabs(x[i]);
+            if (a != 0 && a <= Lanes<T>::MAX) scratch[nonzero++] = a;
+        }
+        int64_t n = nonzero / 2 < OUTLYING ? nonzero / 2 : OUTLYING;
+        T limit = 8 * nth_largest(scratch, nonzero, n);
+        if (limit < value) value = limit;
+        passed |= peak > value;
     }
-    if (undefined) return __builtin_nanf("");
-    int64_t near = 0, nonzero = 0;
-    for (int64_t i = 0; i < d; ++i) {
-        T a = std::fabs(x[i]);
-        near += a > largest / 8 && a <= largest;
-    }
-    if (near > OUTLYING || largest == 0) return Lanes<T>::MAX;
-    for (int64_t i = 0; i < d; ++i) {
-        T a = std::fabs(x[i]);
-        if (a != 0 && a <= Lanes<T>::MAX) scratch[nonzero++] = a;
-    }
-    int64_t n = nonzero / 2 < OUTLYING ? nonzero / 2 : OUTLYING;
-    T limit = 8 * nth_largest(scratch, nonzero, n);
-    return limit <= Lanes<T>::MAX ? limit : Lanes<T>::MAX;
-}
+};
 
 // Rounds of sixteen leading terms a lane may ask for when its largest coordinates stand out.
-constexpr int64_t LEAD = 128;
+constexpr int64_t LEAD = 144;
 
 template <class T> struct Group {
     static constexpr int L = LANES<T>;

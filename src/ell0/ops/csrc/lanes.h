@@ -1,4 +1,4 @@
-// A vector whose lanes are samples: WIDTH bytes of float or double, by GCC/Clang vector extensions.
+// A vector whose lanes are samples: WIDTH bytes of float or double, by GCC's vector extensions.
 // Only what the extensions do not turn into one instruction is spelt out for each instruction set.
 #pragma once
 #include <cstdint>
@@ -84,6 +84,16 @@ template <class T> inline T sum(V<T> v) {
     T total = 0;
     for (int l = 0; l < LANES<T>; ++l) total += v[l];
     return total;
+}
+
+template <class T> inline T largest(V<T> v) {
+    alignas(WIDTH) T lane[LANES<T>];
+    store(lane, v);
+#pragma GCC unroll 4
+    for (int half = LANES<T> / 2; half; half /= 2)
+#pragma GCC unroll 8
+        for (int l = 0; l < half; ++l) lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
+    return lane[0];
 }
 
 // A square of L vectors, turned over: log2(L) rounds of interleaving.

@@ -26,16 +26,23 @@ template <class T> inline __attribute__((always_inline)) void sort16(V<T>* b) {
 #undef C
 }
 
-// Sorts a bitonic sequence of P values, largest first (FALLING) or smallest first.
+// Sorts P values that fall and then rise, largest first (FALLING) or smallest first; or that rise and then fall.
 template <class T, int P, bool FALLING> inline __attribute__((always_inline)) void merge(V<T>* m) {
+    auto sort = [&](int i, int j) __attribute__((always_inline)) {
+        if (FALLING) order<T>(m[i], m[j]);
+        else order<T>(m[j], m[i]);
+    };
+    if (P == 12) {  // as sixteen would be sorted whose last four are known to come first
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) sort(i, i + 8);
+#pragma GCC unroll 4
+        for (int i = 4; i < 8; ++i) sort(i, i + 4);
+    }
 #pragma GCC unroll 5
-    for (int step = P / 2; step; step /= 2)
+    for (int step = P == 12 ? 2 : P / 2; step; step /= 2)
 #pragma GCC unroll 16
         for (int i = 0; i < P; ++i)
-            if (!(i & step)) {
-                if (FALLING) order<T>(m[i], m[i + step]);
-                else order<T>(m[i + step], m[i]);
-            }
+            if (!(i & step)) sort(i, i + step);
 }
 
 template <class T, int P> struct Extremes {
@@ -57,19 +64,24 @@ template <class T, int P> struct Extremes {
             smallest[i] = b[15 - i];
         }
     }
-    void absorb16(V<T>* b) {
+    // Sixteen more; a side that none of them can enter may be left alone.
+    template <bool UP = true, bool DOWN = true> void absorb16(V<T>* b) {
         sort16<T>(b);
         V<T> m[P];
+        if (UP) {
 #pragma GCC unroll 16
-        for (int i = 0; i < P; ++i) m[i] = max(largest[i], b[P - 1 - i]);
-        merge<T, P, true>(m);
+            for (int i = 0; i < P; ++i) m[i] = max(largest[i], b[P - 1 - i]);
+            merge<T, P, true>(m);
 #pragma GCC unroll 16
-        for (int i = 0; i < P; ++i) largest[i] = m[i];
+            for (int i = 0; i < P; ++i) largest[i] = m[i];
+        }
+        if (DOWN) {
 #pragma GCC unroll 16
-        for (int i = 0; i < P; ++i) m[i] = min(smallest[i], b[16 - P + i]);
-        merge<T, P, false>(m);
+            for (int i = 0; i < P; ++i) m[i] = min(smallest[i], b[16 - P + i]);
+            merge<T, P, false>(m);
 #pragma GCC unroll 16
-        for (int i = 0; i < P; ++i) smallest[i] = m[i];
+            for (int i = 0; i < P; ++i) smallest[i] = m[i];
+        }
     }
     void absorb(V<T> value) {
         V<T> up = value, down = value;

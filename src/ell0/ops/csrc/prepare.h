@@ -4,15 +4,22 @@
 
 namespace NAME {
 
-template <class T> inline uint32_t high_bits(T v) {
-    if (sizeof(T) == 4) {
-        uint32_t bits;
-        std::memcpy(&bits, &v, 4);
-        return (bits & 0x7fffffff) >> 17;
-    }
-    uint64_t bits;
-    std::memcpy(&bits, &v, 8);
-    return (uint32_t)((bits & 0x7fffffffffffffffull) >> 46);
+// The bits of |v|, which order as the magnitudes do.
+template <class T> struct Bits;
+template <> struct Bits<float> {
+    typedef uint32_t U;
+    static constexpr U INFINITE = 0x7f800000u;
+    static constexpr int LOW = 17;  // what lies below six bits of mantissa
+};
+template <> struct Bits<double> {
+    typedef uint64_t U;
+    static constexpr U INFINITE = 0x7ff0000000000000ull;
+    static constexpr int LOW = 46;
+};
+template <class T> inline typename Bits<T>::U bits_of(T v) {
+    typename Bits<T>::U bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    return bits & (typename Bits<T>::U)Lanes<T>::MAGNITUDE;
 }
 
 // Orders each row by falling |w|, up to 6 bits of mantissa and 8 octaves: one counting sort. bound holds the exact
@@ -20,6 +27,7 @@ template <class T> inline uint32_t high_bits(T v) {
 template <class T>
 void prepare(const T* weight, int64_t rows, int64_t d, int32_t* order, T* ranked, T* bound, int threads) {
     constexpr uint32_t BUCKETS = 512;
+    constexpr int L = LANES<T>, LOW = Bits<T>::LOW;
     const int64_t blocks = (d + 15) / 16;
 #pragma omp parallel num_threads(threads)
     {
@@ -28,17 +36,13 @@ void prepare(const T* weight, int64_t rows, int64_t d, int32_t* order, T* ranked
 #pragma omp for schedule(static)
         for (int64_t o = 0; o < rows; ++o) {
             const T* w = weight + o * d;
-            uint32_t start[BUCKETS + 1] = {0}, most = 0;
-            bool undefined = false;
+            typename Bits<T>::U most = 0;
+            for (int64_t i = 0; i < d; ++i) most = bits_of(w[i]) > most ? bits_of(w[i]) : most;
             for (int64_t i = 0; i < d; ++i) {
-                uint32_t bits = high_bits(w[i]);
-                most = bits > most ? bits : most;
-                undefined |= w[i] != w[i];
-            }
-            for (int64_t i = 0; i < d; ++i) {
-                uint32_t below = most - high_bits(w[i]);
+                uint32_t below = (uint32_t)((most >> LOW) - (bits_of(w[i]) >> LOW));
                 bucket[i] = (uint16_t)(below < BUCKETS ? below : BUCKETS - 1);
             }
+            uint32_t start[BUCKETS + 1] = {0};
             for (int64_t i = 0; i < d; ++i) ++start[bucket[i] + 1];
             for (uint32_t k = 1; k < BUCKETS; ++k) start[k] += start[k - 1];
             int32_t* place = order + o * d;
@@ -48,20 +52,20 @@ void prepare(const T* weight, int64_t rows, int64_t d, int32_t* order, T* ranked
                 place[at] = (int32_t)i;
                 sorted[at] = w[i];
             }
-            T largest = 0;
+            V<T> far{};  // the largest |w| from here on, over the lanes
             for (int64_t block = blocks - 1; block >= 0; --block) {
-                int64_t stop = block * 16 + 16 < d ? block * 16 + 16 : d;
-                for (int64_t j = block * 16; j < stop; ++j) {
-                    T a = std::fabs(sorted[j]);
-                    largest = a > largest ? a : largest;
-                }
-                bound[o * blocks + block] = largest;
+                const int64_t stop = block * 16 + 16 < d ? block * 16 + 16 : d;
+                int64_t j = block * 16;
+                for (; j + L <= stop; j += L) far = max(magnitude<T>(load(sorted + j)), far);
+                for (; j < stop; ++j) far[0] = std::fabs(sorted[j]) > far[0] ? std::fabs(sorted[j]) : far[0];
+                bound[o * blocks + block] = largest<T>(far);
             }
-            if (undefined) bound[o * blocks] = __builtin_nanf("");
+            if (most > Bits<T>::INFINITE) bound[o * blocks] = __builtin_nanf("");
         }
     }
 }
 
+// Each sample's limit; whether any coordinate lies beyond its own.
 template <class T> int64_t limits(const T* x, int64_t n, int64_t d, T* limit, int threads) {
     int64_t outlying = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : outlying)
@@ -70,8 +74,9 @@ template <class T> int64_t limits(const T* x, int64_t n, int64_t d, T* limit, in
         scratch.resize(d);
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < n; ++b) {
-            limit[b] = outlying_limit(x + b * d, d, scratch.data);
-            for (int64_t i = 0; i < d; ++i) outlying += std::fabs(x[b * d + i]) > limit[b];
+            const Limit<T> found(x + b * d, d, scratch.data);
+            limit[b] = found.value;
+            outlying += found.passed;
         }
     }
     return outlying;

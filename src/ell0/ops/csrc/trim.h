@@ -14,8 +14,11 @@ constexpr int64_t LISTED = 16;  // the longest list; more removed terms than thi
 
 constexpr int TILE = 16;        // rows that are taken together
 
+// How far a row is walked; a mark on it (the complement) says that some term tied with a cut stays.
+inline int32_t depth_of(int32_t walked) { return walked < 0 ? ~walked : walked; }
+
 template <class T> struct Row {
-    const T *weight, *ranked, *bound;
+    const T *ranked, *bound;
     const int32_t* order;
     T bias;
     Leading<T, TILE>* leads;  // of the row's tile
@@ -32,7 +35,7 @@ template <class T> struct Trim {
     // What is known of one row and one group.
     struct Cuts {
         V<T> high, low;
-        V<T> ties_high, ties_low;  // tied terms that leave; d where every one does
+        V<T> ties_high, ties_low;  // 0 where every tied term leaves, else 1 + how many do; if strict
     };
 
     static V<T> safe_product(V<T> w, V<T> x) {
@@ -87,12 +90,15 @@ template <class T> struct Trim {
             found.clear();  // else the first sixteen terms fill the lists
         }
         V<T> high = all<T>(__builtin_inff()), low = -high;
+        bool up = true, down = true;
         for (int64_t j = 0;; j += 16) {
             if (j >= d) return d;
             if (j || group.leads) {
                 if (top) high = found.largest[top - 1];
                 if (bottom) low = found.smallest[bottom - 1];
-                if (!reachable(row, group.reach, narrower(high, low), j)) return j;
+                up = top && reachable(row, group.reach, high, j);
+                down = bottom && reachable(row, group.reach, -low, j);
+                if (!up && !down) return j;
             }
             int count = d - j < 16 ? (int)(d - j) : 16;
             const int32_t* order = row.order + j;
@@ -104,20 +110,24 @@ template <class T> struct Trim {
                 for (int r = 0; r < count; ++r) b[r] = w[r] * load(group.panel + (int64_t)order[r] * L);
             }
             // Deep in a walk most blocks hold nothing new. (min and max pass over a NaN in their first argument.)
-            if (count == 16 && (group.leads || j >= 48)) {
+            if (count == 16 && (group.leads || j >= 128)) {
                 V<T> most = all<T>(-__builtin_inff()), least = -most;
 #pragma GCC unroll 16
                 for (int r = 0; r < 16; ++r) {
                     most = max(b[r], most);
                     least = min(b[r], least);
                 }
-                if (!any((most >= high) | (least <= low))) continue;
+                up = up && any(most >= high);
+                down = down && any(least <= low);
+                if (!up && !down) continue;
             }
             // A leading coordinate was seen already. The leads are at least top + bottom terms, so a cut lies
             // between the two lists and changes neither.
             if (group.leads)
                 for (int r = 0; r < count; ++r) b[r] = b[r] == b[r] ? b[r] : (top ? high : low);
             if (count == 16 && !j && !group.leads) found.start16(b);
+            else if (count == 16 && !down) found.template absorb16<true, false>(b);
+            else if (count == 16 && !up) found.template absorb16<false, true>(b);
             else if (count == 16) found.absorb16(b);
             else
                 for (int r = 0; r < count; ++r) found.absorb(b[r]);
@@ -257,23 +267,23 @@ template <class T> struct Trim {
                 visit(u, u == u);
             }
         }
-        cuts.ties_high = top ? (T)top - above : V<T>{};
-        cuts.ties_low = bottom ? (T)bottom - below : V<T>{};
+        const V<T> leave_high = top ? (T)top - above : V<T>{}, leave_low = bottom ? (T)bottom - below : V<T>{};
         // Tied terms that stay, counted once where both cuts are one value.
-        V<T> stay_high = at_high - cuts.ties_high, stay_low = at_low - cuts.ties_low;
+        V<T> stay_high = at_high - leave_high, stay_low = at_low - leave_low;
         M<T> one_value = high == low;
-        stay_high -= where<T>(one_value, cuts.ties_low);
+        stay_high -= where<T>(one_value, leave_low);
         stay_low = where<T>(~one_value, stay_low);
         if (strict) {
-            cuts.ties_high = stay_high > 0 ? cuts.ties_high : all<T>((T)d);
-            cuts.ties_low = (stay_low > 0) | one_value ? cuts.ties_low : all<T>((T)d);
+            cuts.ties_high = where<T>(stay_high > 0, leave_high + 1);
+            cuts.ties_low = where<T>((stay_low > 0) | one_value, leave_low + 1);
         }
         V<T> tied = where<T>(stay_high > 0, stay_high * high) + where<T>(stay_low > 0, stay_low * low);
         kept += tied;
         kept_size += magnitude<T>(tied);
         // The dense product of a row with an infinite weight is of no use to a sample with a zero there.
         const V<T> sound = all<T>(finite ? Lanes<T>::MAX : T(-1));
-        auto cancels = [&] { return ~((seen_size <= 5 * kept_size) & (seen_size <= sound)); };
+        const M<T> whole = magnitude<T>(dense) <= Lanes<T>::MAX;
+        auto cancels = [&] { return ~((seen_size <= 5 * kept_size) & (seen_size <= sound) & whole); };
         for (int64_t j = walked; j < d && any(cancels());) {
             part = V<T>{};
             for (int64_t stop = j + PART < d ? j + PART : d; j < stop; ++j) {
@@ -287,14 +297,14 @@ template <class T> struct Trim {
         return cancels() ? kept + far + row.bias : dense - seen + kept;
     }
 
-    // How many of a list's first `removed` entries equal the cut; d where no tied term stays, as the next entry shows.
+    // 1 + how many of a list's first `removed` entries equal the cut; 0 where no tied term stays, as the next entry
+    // shows.
     template <int P> V<T> tied(const V<T>* list, V<T> cut, int64_t removed) const {
-        const V<T> every = all<T>((T)d);
         M<T> stays = removed < P ? list[removed] == cut : M<T>{} == 0;
-        if (!any(stays)) return every;
-        V<T> count{};
+        if (!any(stays)) return V<T>{};
+        V<T> count = all<T>(1);
         for (int64_t i = 0; i < removed; ++i) count += where<T>(list[i] == cut, all<T>(1));
-        return stays ? count : every;
+        return where<T>(stays, count);
     }
 
     template <int P>
@@ -337,7 +347,7 @@ template <class T> struct Trim {
                 kept_size += where<T>(u == u, magnitude<T>(u));
             }
         }
-        if (any(~(size <= Lanes<T>::MAX))) return false;
+        if (any(~((size <= Lanes<T>::MAX) & (magnitude<T>(value) <= Lanes<T>::MAX)))) return false;
         if (strict) {
             cuts.ties_high = tied<P>(found.largest, cuts.high, top);
             cuts.ties_low = tied<P>(found.smallest, cuts.low, bottom);
@@ -351,6 +361,7 @@ template <class T> struct Trim {
         int64_t longest = top > bottom ? top : bottom;
         if (longest <= 4) leads.template start<4>(group, by_coordinate);
         else if (longest <= 8) leads.template start<8>(group, by_coordinate);
+        else if (longest <= 12) leads.template start<12>(group, by_coordinate);
         else leads.template start<16>(group, by_coordinate);
     }
 
@@ -363,6 +374,7 @@ template <class T> struct Trim {
         if (finite && longest <= LISTED) {
             if (longest <= 4) done = listed<4>(row, group, value, cuts, walked);
             else if (longest <= 8) done = listed<8>(row, group, value, cuts, walked);
+            else if (longest <= 12) done = listed<12>(row, group, value, cuts, walked);
             else done = listed<16>(row, group, value, cuts, walked);
         } else {
             // The last row's cuts are the first guess.
