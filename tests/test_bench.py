@@ -50,6 +50,7 @@ def test_quick_run_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     lines: list[str] = []
     results = bench.layer(quick=True, root=tmp_path, progress=lines.append)
     assert lines
+    assert results.device.endswith(" threads")
     assert {row["data"] for row in results.rows} == {"digits28", "gaussian"}
     for data in ("digits28", "gaussian"):
         for what in (
@@ -59,6 +60,11 @@ def test_quick_run_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             {"what": "step", "to": "dense"},
         ):
             assert results.find(data=data, k=10, weights="initial", **what)["value"] > 0
+
+
+def test_mnist_can_be_required(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="ell0 data get mnist"):
+        bench.layer(quick=True, root=tmp_path, require_mnist=True)
 
 
 def test_peak_memory_is_told() -> None:

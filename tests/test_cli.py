@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ell0 import __version__, bench
 from ell0.cli import main
@@ -52,7 +56,10 @@ def test_json_goes_to_standard_output_alone(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["bench", "layer", "--threads", "0"], 1, "threads must be at least 1, got 0"),
+        (["bench", "layer", "--threads", "0"], 1, "threads must satisfy 1 <= threads <= "),
+        (["bench", "layer", "--threads", f"{2**70}"], 1, f"got {2**70}"),
+        (["bench", "layer", "--seed", "-1"], 1, "seed must satisfy 0 <= seed < 2**64, got -1"),
+        (["bench", "layer", "--seed", f"{2**64}"], 1, f"seed must satisfy 0 <= seed < 2**64, got {2**64}"),
         (["data", "get", "mnits"], 1, "mnits"),
         (["data", "get", "digits"], 1, "need no get"),
     ],
@@ -63,6 +70,45 @@ def test_an_error_is_one_sentence(words: list[str], code: int, said: str, capsys
     assert said in error
     assert error.startswith("ell0: ")
     assert error.count("\n") == 1
+
+
+def test_out_is_tried_before_the_work(
+    fake_bench: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for out, said in (
+        (tmp_path, "a folder"),
+        (tmp_path / "file" / "a.json", "a folder that can be written"),
+        (tmp_path / ("a" * 300), "a folder that can be written"),
+        (tmp_path / "pipe", "a file or a new name"),
+    ):
+        assert main(["bench", "layer", "--out", str(out)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("ell0: out must be a ")
+        assert said in error
+        assert str(out) in error
+        assert error.count("\n") == 1
+    assert fake_bench == []
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
+    assert main(["bench", "layer", "--out", str(tmp_path / "new" / "a.json")]) == 0
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+
+
+def test_make_bench_stops_at_once_without_mnist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text()
+    (words,) = re.findall(r"^bench:.*\n\t\$\(BIN\)/ell0 (.*)$", makefile, re.MULTILINE)
+    monkeypatch.delenv("ELL0_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(bench, "timed", lambda *_: pytest.fail("something was timed"))
+    assert main(shlex.split(words)) == 1
+    assert "`ell0 data get mnist`" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(

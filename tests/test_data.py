@@ -458,16 +458,6 @@ def test_png_filters(width: int, filters: list[int], seed: int, values: int) -> 
     assert np.array_equal(read_png(png(image, filters)), image)
 
 
-@pytest.mark.parametrize("smooth", [False, True])
-def test_png_against_pillow(tmp_path: Path, smooth: bool) -> None:
-    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    image = np.random.default_rng(1).integers(0, 256, (40, 64, 3), np.uint8)
-    if smooth:
-        image = np.cumsum(np.cumsum(image % 3, axis=0), axis=1).astype(np.uint8)
-    pillow.fromarray(image).save(tmp_path / "sheet.png")
-    assert np.array_equal(read_png((tmp_path / "sheet.png").read_bytes()), image)
-
-
 def test_broken_png() -> None:
     image = np.zeros((2, 3, 3), np.uint8)
     good = png(image, [0, 1])

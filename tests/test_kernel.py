@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ell0.ops import kernel, prepare, reference, trimmed_linear
+from test_ops_operator import compiler_works
 
 needs_kernel = pytest.mark.skipif(not kernel.builds(), reason="no compiled kernel on this machine")
 
@@ -40,6 +41,13 @@ def assert_works() -> None:
         expected, _ = reference.gradients(torch.ones(5, 3), x, weight, top=3, bottom=2)
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad, expected.float())
+
+
+def test_where_a_compiler_works_there_is_a_kernel(tmp_path: Path) -> None:
+    """The extension is optional, so an install where it no longer compiles goes on without a word."""
+    if not compiler_works(tmp_path):
+        pytest.skip("no working C++ compiler")
+    assert kernel.builds(), "the kernel did not compile, or not since there is a compiler: `make clean setup` tells"
 
 
 def test_without_a_kernel_the_torch_path_serves(folder: Path) -> None:

@@ -79,6 +79,13 @@ def test_vgg19_takes_other_shapes() -> None:
             models.vgg19(0, in_shape=(1, 28, 28))
 
 
+@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
+@pytest.mark.parametrize("shape", [(3, 32), (3, 32, 32, 1), (3.0, 32, 32), 32])
+def test_shapes_are_of_images(build: Callable[..., nn.Module], shape: Any) -> None:
+    with pytest.raises(ValueError, match="in_shape must be "):
+        build(0, in_shape=shape)
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 5, 3), (2, 1, 1)])
 def test_small_cnn_takes_any_shape(shape: tuple[int, int, int]) -> None:
     for k in (0, (math.prod(shape) - 1) // 2):
@@ -92,7 +99,7 @@ def test_small_cnn_shares_all_but_the_truncation() -> None:
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-@pytest.mark.parametrize("k", [-1, 8, 0.5])
+@pytest.mark.parametrize("k", [-1, 8, 0.5, False, 0.0])
 def test_k_must_fit(build: Callable[[Any], nn.Module], k: Any) -> None:
     with pytest.raises(ValueError, match="k must"):
         build(k)

@@ -59,7 +59,7 @@ def test_truncated_linear_makes_one_call_of_the_operator(monkeypatch: pytest.Mon
         calls.append(kwargs)
         return truncated_linear(*args, **kwargs)
 
-    monkeypatch.setattr("ell0.nn.truncated_linear", spy)
+    monkeypatch.setattr("ell0.nn.layers.truncated_linear", spy)
     TruncatedLinear(7, 5, k=2)(torch.randn(3, 7))
     assert calls == [{"k": 2}]
 
@@ -197,9 +197,17 @@ def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
         InputTruncation((2, 3), 1)(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("features", [0, (), (3, -1), (2.0, 3), (True, 5)])
+def test_wrong_dtypes_and_devices_are_named() -> None:
+    layer = InputTruncation(5, 1)
+    with pytest.raises(ValueError, match=r"x must have the dtype of weight \(torch\.float32\), got torch\.float64"):
+        layer(torch.zeros(2, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"x must be on the device of weight \(cpu\), got meta"):
+        layer(torch.zeros(2, 5, device="meta"))
+
+
+@pytest.mark.parametrize("features", [0, (), (3, -1), (2.0, 3), (True, 5), 3.0, None])
 def test_features_must_be_positive_ints(features: Any) -> None:
-    with pytest.raises(ValueError, match="features must be positive ints, got"):
+    with pytest.raises(ValueError, match="features must be a shape of positive ints, such as"):
         InputTruncation(features, 0)
 
 

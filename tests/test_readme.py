@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,18 +24,49 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
     results = tmp_path / "results" / "bench-layer-cpu.json"
     results.write_text(re.sub(r'"value": [0-9.]+', '"value": 12345.6', results.read_text()))
     run = subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 1, run.stderr
+    assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_missing_figure_is_one_sentence(tmp_path: Path) -> None:
+    for name in ("README.md", "tools", "results"):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(tmp_path / name)], check=True)
+    results = tmp_path / "results" / "bench-layer-cpu.json"
+    results.write_text(results.read_text().replace('"mnist"', '"digits28"'))
+    before = (tmp_path / "README.md").read_text()
+    run = subprocess.run([sys.executable, "tools/readme.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "needs a figure that results/ does not have: bench-layer-cpu has 0 rows with" in run.stderr
+    assert "'data': 'mnist'" in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert (tmp_path / "README.md").read_text() == before
+
+
+def make_targets(text: str) -> set[str]:
+    """The targets of every ``make ...`` in the text's code blocks and code spans."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`([^`\n]+)`", text)
+    calls = re.findall(r"^make((?: [\w-]+)+)", "\n".join(blocks + spans), re.MULTILINE)
+    return {target for call in calls for target in call.split()}
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_make_targets_and_files_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make ([a-z-]+)", text):
-        if target in ("setup", "run", "test", "test-full", "bench", "lint"):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    targets = make_targets(text)
+    assert {"run", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for link in re.findall(r"\]\(([A-Z]+\.[a-z]+)\)", text):
         assert (ROOT / link).exists(), link
+
+
+def test_make_test_full_draws_more_cases() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (profile,) = re.findall(r"^test-full:.*\n\tHYPOTHESIS_PROFILE=(\w+) .*pytest", makefile, re.MULTILINE)
+    full, default = (settings.get_profile(name) for name in (profile, "default"))
+    assert full.max_examples == 10 * default.max_examples
+    assert not full.derandomize
 
 
 def test_the_python_example_runs() -> None:
@@ -46,6 +78,6 @@ def test_the_python_example_runs() -> None:
         "weight, bias = torch.randn(5, 64), torch.zeros(5)\n"
         "x_adv = torch.zeros(360, 1, 8, 8)\n"
     )
-    code = setting + example.replace("out = ell0", "x = x.flatten(1); x_adv = x; out = ell0")
+    code = setting + example
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

@@ -1,6 +1,8 @@
 """`truncate`: the right layer of any model, everything else as it was, and a clear no where it cannot be done."""
 
 import copy
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -260,9 +262,22 @@ def weight_normed() -> nn.Module:
 
 
 def compiled(layer: nn.Module) -> nn.Module:
-    wrapped = torch.compile(layer)
+    wrapped = torch.compile(layer, backend="eager")
     assert isinstance(wrapped, nn.Module)
     return wrapped
+
+
+def scripted(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
+        wrapped = torch.jit.script(layer)
+    assert isinstance(wrapped, nn.Module)
+    return wrapped
+
+
+def hooked(module: nn.Module) -> Any:
+    """As accelerate does it: the instance gets a forward of its own."""
+    module.forward = functools.partial(module.forward)
+    return module
 
 
 def pruned(layer: nn.Module) -> nn.Module:
@@ -305,6 +320,25 @@ REFUSED: list[tuple[Callable[[], nn.Module], Any, str]] = [
         "TransformerEncoderLayer at 0.layers.0",
     ),
     (lambda: flat(MyLinear(8, 8)), BOTH, "MyLinear at 0 is a subclass of Linear that may compute something else"),
+    (lambda: compiled(nn.Linear(8, 3)), BOTH, "truncated before it is compiled or scripted, the model itself already"),
+    (lambda: flat(compiled(nn.Linear(8, 8))), BOTH, "truncated before it is compiled or scripted, 0 already is"),
+    (lambda: scripted(nn.Linear(8, 3)), BOTH, "truncated before it is compiled or scripted, the model itself already"),
+    (lambda: flat(scripted(nn.Linear(8, 8))), BOTH, "truncated before it is compiled or scripted, 0 already is"),
+    (lambda: flat(hooked(nn.Linear(8, 8))), BOTH, "Linear at 0 has a forward of its own"),
+    (lambda: hooked(nn.Linear(8, 3)), BOTH, "Linear at the model itself has a forward of its own"),
+    (lambda: hooked(Backwards()), [None], "input_shape must be given: the model has a forward of its own"),
+    (
+        lambda: nn.Sequential(Branching(nn.ReLU()), hooked(flat())),
+        [None],
+        "input_shape must be given: what Sequential does first",
+    ),
+    (lambda: nn.Linear(8, 3).bfloat16(), BOTH, "Linear at the model itself must be float32 or float64, got .*bfloat16"),
+    (lambda: flat(nn.Linear(8, 8).half()), [None], "Linear at 0 must be float32 or float64, got torch.float16"),
+    (
+        lambda: nn.Sequential(nn.Conv1d(2, 2, 3).bfloat16()),
+        [(2, 6)],
+        "Conv1d at 0 must be float32 or float64, got torch.bfloat16",
+    ),
     (lambda: flat(nn.LazyLinear(8)), BOTH, "model has a lazy layer, 0: run the model once"),
     (lambda: flat(parametrizations.weight_norm(nn.Linear(8, 8))), BOTH, r"Linear at 0 is parametrised \(weight_norm"),
     (lambda: flat(weight_normed()), BOTH, r"Linear at 0 is parametrised \(weight_norm"),
@@ -334,7 +368,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], Any, str]] = [
         [(3, 2, 6)],
         r"Conv1d at conv must see the samples one by one, got shape \(6, 2, 6\) for 2 samples",
     ),
-    (lambda: nn.Linear(8, 3), [(), (8.0,), (0,), (True,)], "input_shape must be positive ints, got"),
+    (lambda: nn.Linear(8, 3), [(), (8.0,), (0,), (True,), 10, 8.0], "input_shape must be a shape of positive ints"),
 ]
 
 
@@ -360,6 +394,67 @@ class Frames(nn.Module):
 def test_refused(build: Callable[[], nn.Module], shape: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         truncate(build(), 2, shape)
+
+
+class TwoWays(nn.Module):
+    """Its input meets two layers; what becomes of it is the caller's."""
+
+    def __init__(self, join: Callable[[Any, Tensor], Any], layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.join, self.a, self.b = join, layer(), layer()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.join(self, x)
+
+
+JOINS: list[tuple[Callable[[Any, Tensor], Any], bool]] = [
+    (lambda m, x: m.a(x) + m.b(x), True),
+    (lambda m, x: m.b(x + m.a(x)), True),
+    (lambda m, x: {"logits": [m.a(x.relu()), m.b(x * 2)]}, True),
+    (lambda m, x: m.a(x) + x.sum() * m.b.weight.sum(), True),
+    (lambda m, x: m.a(x) + x, True),
+    (lambda m, x: m.a(x.add_(1)) + x, True),
+    (lambda m, x: m.b(m.a(x)), False),
+    (lambda m, x: m.b(m.a(x).relu()) + m.b.weight.sum(), False),
+    (lambda m, x: m.b(m.a(x).view(x.shape)), False),
+]
+
+
+@pytest.mark.parametrize(("join", "warned"), JOINS)
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(8, 8), None),
+        (lambda: nn.Linear(8, 8), (8,)),
+        (lambda: nn.Conv1d(2, 2, 3, padding=1), (2, 6)),
+    ],
+)
+def test_a_way_past_the_truncation_is_warned_of(join: Any, warned: bool, layer: Any, shape: Any) -> None:
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        assert len(truncated_in(truncate(TwoWays(join, layer), 2, shape))) == 1
+    message = "only the path through a is truncated: the input also reaches the output past it"
+    assert [(w.category, str(w.message), w.filename) for w in caught] == [(UserWarning, message, __file__)] * warned
+
+
+@pytest.mark.parametrize("shape", [None, (8,)])
+def test_a_layer_that_is_the_model_has_no_way_past_it(shape: tuple[int] | None) -> None:
+    with warnings.catch_warnings(action="error"):
+        truncate(nn.Linear(8, 3), 2, shape)
+
+
+def test_a_model_that_runs_without_gradients_only() -> None:
+    class Detour(Backwards):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(torch.from_numpy(x.numpy()))
+
+    assert list(truncated_in(truncate(Detour(), 2, (8,)))) == ["first"]
+
+
+def test_a_convolution_may_have_a_forward_of_its_own() -> None:
+    model, x = Convolutional().eval(), torch.randn(3, 2, 6, 6)
+    expected = truncate(model, 2, (2, 6, 6))(x)
+    hooked(model.conv)
+    assert torch.equal(truncate(model, 2, (2, 6, 6))(x), expected)
 
 
 def test_reading_the_device_of_a_weight_is_no_use_of_it() -> None:

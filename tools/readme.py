@@ -47,9 +47,11 @@ def layer() -> str:
     rounds = results.find(**main, data="mnist", weights="initial")["n"]
     lines += [
         "",
-        f"Times are those of the dense layer's in the same run: median of {rounds} rounds, in brackets the lowest and"
-        " the highest round."
-        f" An epoch of F(10) on {epoch['images']:,} MNIST images costs {_times(epoch)} one of F(0)."
+        f"Forward and training step are multiples of the dense layer's time in the same run: the median of {rounds}"
+        " rounds, in brackets the lowest and the highest. The topk rows are multiples of the truncated layer's forward,"
+        " with prepared weights, and were measured once."
+        f" An epoch of F(10) on {epoch['images']:,} MNIST images takes {_times(epoch)} times one of F(0), the median of"
+        f" {epoch['n']} epochs."
         f" A training step of the layer takes {memory[10]['value'] / 2**20:.0f} MiB at its peak,"
         f" that of the dense layer {memory[0]['value'] / 2**20:.0f} MiB.",
         f"Measured on {results.device} with torch {results.versions['torch']}, {results.versions['kernel']} build,"
@@ -73,7 +75,11 @@ def render(text: str) -> str:
 def main() -> int:
     readme = ROOT / "README.md"
     old = readme.read_text()
-    new = render(old)
+    try:
+        new = render(old)
+    except (LookupError, OSError, ValueError) as error:
+        print(f"README.md needs a figure that results/ does not have: {error}", file=sys.stderr)
+        return 2
     if "--check" in sys.argv[1:]:
         return int(new != old)
     readme.write_text(new)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -73,6 +75,7 @@ def bench_layer(
     quick: Annotated[bool, Parameter(negative="")] = False,
     out: Path | None = None,
     root: Path | None = None,
+    require_mnist: Annotated[bool, Parameter(negative="")] = False,
     threads: int | None = None,
     seed: int = 0,
     as_json: Json = False,
@@ -81,7 +84,7 @@ def bench_layer(
     """Time the truncated layer against the dense layer and the topk baseline.
 
     Examples: ell0 bench layer --quick
-              ell0 bench layer --threads 2 --out results/bench-layer-cpu.json
+              ell0 bench layer --threads 2 --out layer.json
 
     Parameters
     ----------
@@ -91,25 +94,36 @@ def bench_layer(
         Write the results file here.
     root
         Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
+    require_mnist
+        Stop where MNIST is not found, and let nothing stand in.
     threads
-        Processor threads; without it, as many as torch takes.
+        Processor threads, at most one for each processor; without it, as many as torch takes.
     seed
-        Of inputs and weights.
+        Of inputs and weights, 0 to 2**64 - 1.
     """
     import torch
 
     from . import bench
 
     if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
+        processors = os.cpu_count() or 1
+        if not 1 <= threads <= processors:
+            raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
         torch.set_num_threads(threads)
+    if out is not None:
+        _check_out(out)
     console = Console(stderr=True, quiet=quiet)
-    words = ["ell0 bench layer", *(["--quick"] if quick else []), *([f"--threads {threads}"] if threads else [])]
+    words = ["ell0 bench layer", *(["--quick"] if quick else []), *(["--require-mnist"] if require_mnist else [])]
+    words += [f"--threads {threads}"] if threads else []
     words += [f"--seed {seed}"] if seed else []
     with console.status("") as status:
         results = bench.layer(
-            quick=quick, root=root, command=" ".join(words), seed=seed, progress=lambda line: status.update(line)
+            quick=quick,
+            root=root,
+            require_mnist=require_mnist,
+            command=" ".join(words),
+            seed=seed,
+            progress=lambda line: status.update(line),
         )
     if out is not None:
         results.save(out)
@@ -118,6 +132,17 @@ def bench_layer(
         print(json.dumps(asdict(results)))
     else:
         _show(results)
+
+
+def _check_out(out: Path) -> None:
+    """Raises where a results file cannot be written, before the work whose results it is to hold."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
+    except OSError as error:
+        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
+    if out.exists() and not out.is_file():
+        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
 def _show(results: Results) -> None:

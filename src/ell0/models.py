@@ -8,6 +8,8 @@ from itertools import pairwise
 from torch import nn
 
 from .nn import InputTruncation, TruncatedLinear
+from .nn.layers import check_shape
+from .ops import check_k
 
 __all__ = ["mlp", "small_cnn", "vgg19"]
 
@@ -23,6 +25,7 @@ def mlp(
     ``(n, classes)``. ``k=0`` has a plain ``nn.Linear`` first. The same seed gives the same weights for every k, and
     state dicts are interchangeable. The appendix speaks of five hidden layers; its table has these four.
     """
+    check_k(k, in_features)
     sizes = (in_features, *hidden, classes)
     layers: list[nn.Module] = [nn.Flatten()]
     for i, (before, after) in enumerate(pairwise(sizes)):
@@ -40,6 +43,7 @@ def vgg19(k: int = 10, *, classes: int = 10, in_shape: tuple[int, int, int] = (3
     paper's learning rate of 0.2 diverges), and one linear layer on the 512 channels that five poolings leave.
     Differs from the authors' code (mbeliaev1/robust-l0): its head is 512-512-10 with batch norm.
     """
+    _check(k, in_shape)
     channels, height, width = in_shape
     if min(height, width) < 32:
         raise ValueError(f"in_shape must have height and width of at least 32, for five poolings, got {in_shape}")
@@ -56,6 +60,7 @@ def small_cnn(
     k: int = 0, *, classes: int = 10, in_shape: tuple[int, int, int] = (1, 28, 28), width: int = 8
 ) -> nn.Sequential:
     """Two convolutions and a linear layer, for tests, on any ``in_shape``: no row depends on the rest of its batch."""
+    _check(k, in_shape)
     channels, *size = in_shape
     features = [
         nn.Conv2d(channels, width, 3, padding=1),
@@ -65,6 +70,12 @@ def small_cnn(
     ]
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
     return _classifier(k, in_shape, features, head)
+
+
+def _check(k: int, in_shape: Sequence[int]) -> None:
+    if len(check_shape("in_shape", in_shape)) != 3:
+        raise ValueError(f"in_shape must be (channels, height, width), got {in_shape!r}")
+    check_k(k, math.prod(in_shape))
 
 
 def _classifier(k: int, in_shape: Sequence[int], features: list[nn.Module], head: nn.Linear) -> nn.Sequential:

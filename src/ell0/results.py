@@ -33,9 +33,10 @@ class Results:
     rows: list[Row] = field(default_factory=list)
 
     @classmethod
-    def here(cls, name: str, command: str, *, seeds: list[int]) -> Results:
-        """An empty record that names this machine, its versions and the commit."""
-        return cls(name, command, commit=_commit(), device=_device(), versions=_versions(), seeds=seeds)
+    def here(cls, name: str, command: str, *, seeds: list[int], device: torch.device | str) -> Results:
+        """An empty record that names the device the work is done on, the versions and the commit."""
+        named = _device(torch.device(device))
+        return cls(name, command, commit=_commit(), device=named, versions=_versions(), seeds=seeds)
 
     def add(self, value: float, **what: Any) -> None:
         """Appends a row."""
@@ -77,20 +78,22 @@ class Results:
 
 
 def _commit() -> str | None:
+    """The commit of this checkout, with ``-dirty`` where a tracked file differs from it; None outside of one."""
     here = Path(__file__).resolve().parent
     try:
         run = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
+            ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"],
+            cwd=here, capture_output=True, text=True, check=True,
+        )  # fmt: skip
         known = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return run.stdout.strip() if known.returncode == 0 else None
 
 
-def _device() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

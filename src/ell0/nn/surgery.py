@@ -1,7 +1,7 @@
-"""Layers whose sums drop their extreme terms, and the surgery that puts one into any model."""
+"""Putting a truncation before the first layer with weights of any model."""
 
 import copy
-import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -15,92 +15,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from .ops import check_k, keep_mask, truncated_linear
-
-__all__ = ["InputTruncation", "TruncatedLinear", "truncate"]
-
-# fx records a call of these as one node instead of tracing into them.
-fx.wrap("truncated_linear")
-fx.wrap("_truncate_input")
-
-
-class TruncatedLinear(nn.Linear):
-    """``nn.Linear`` whose inner sums drop their k largest and k smallest terms; the bias is added afterwards.
-
-        out[b, o] = sum of the middle in - 2k values of {x[b, i] * weight[o, i]} + bias[o]     ([Beliaev22] eq. 3-5)
-
-    Initialised as ``nn.Linear`` (the same seed gives the same weights), and their state dicts are interchangeable.
-
-    Args:
-        k: terms removed on each side, ``0 <= 2k < in_features``; ``k=0`` is ``nn.Linear``.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        k: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_k(k, in_features)
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.k = k
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: ``(..., in_features)``; result: ``(..., out_features)``."""
-        return truncated_linear(x, self.weight, self.bias, k=self.k)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, k={self.k}"
-
-
-class InputTruncation(nn.Module):
-    """Scales every feature of a sample and sets the k largest and k smallest products to 0.
-
-        u = weight * x,  out = 0 at the k largest and the k smallest entries of u, else u     ([Beliaev22] section 5)
-
-    The paper's variant for convolutions, put before the first one. The choice has no gradient; at ties the lowest index
-    leaves first, over the flattened features. Zero times infinity is 0, and NaN anywhere in a sample makes it all NaN.
-
-    Args:
-        features: shape of one sample, such as ``(3, 32, 32)``, or its length.
-        k: features removed on each side, ``0 <= 2k < number of features``; ``k=0`` only scales.
-    """
-
-    def __init__(
-        self,
-        features: int | Sequence[int],
-        k: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.features = _check_shape("features", (features,) if isinstance(features, int) else features)
-        check_k(k, math.prod(self.features))
-        self.k = k
-        self.weight = nn.Parameter(torch.ones(self.features, device=device, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x and result: ``(n, *features)``."""
-        return _truncate_input(x, self.weight, self.k)
-
-    def extra_repr(self) -> str:
-        return f"features={self.features}, k={self.k}"
-
-
-def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
-    if x.shape[1:] != weight.shape:
-        raise ValueError(f"x must have shape (n, {', '.join(map(str, weight.shape))}), got {tuple(x.shape)}")
-    with torch.no_grad():
-        nothing = ((weight == 0) & x.isinf()) | (weight.isinf() & (x == 0))
-        product = torch.where(nothing, 0.0, weight * x)
-        spoilt = product.flatten(1).isnan().any(1).view(-1, *[1] * weight.ndim)
-        keep = keep_mask(product.flatten(1), k, k).view(x.shape) & ~nothing | spoilt
-        whole = torch.where(spoilt, torch.nan, torch.ones_like(spoilt, dtype=product.dtype))
-    # The factors are masked, not the product: a removed infinity would come back as 0 * inf in the backward.
-    return torch.where(keep, weight, 0.0) * torch.where(keep, x, 0.0) * whole
+from ..ops import check_k
+from .layers import InputTruncation, TruncatedLinear, check_shape
 
 
 def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None) -> nn.Module:
@@ -109,6 +25,8 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
     A ``Linear`` becomes a `TruncatedLinear` with the same parameters, hooks and name. A ``Conv1d``, ``Conv2d`` or
     ``Conv3d`` gives its place to ``nn.Sequential(InputTruncation, convolution)``. What runs before that layer may hold
     no weights but those of BatchNorm and PReLU; it is not protected: a pooling, say, spreads what the attacker changed.
+    Only the path through that layer is truncated; where the input also reaches the output past it, a ``UserWarning``
+    says so.
 
         robust = truncate(resnet, k=10, input_shape=(3, 32, 32))
 
@@ -119,7 +37,8 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
             nested ``nn.Sequential``; a convolution needs it.
 
     Raises:
-        ValueError: the first layer with weights is not one of these, runs more than once, or is parametrised (Linear).
+        ValueError: the first layer with weights is not one of these, runs more than once, is neither float32 nor
+            float64, or is a Linear that is parametrised or has a forward of its own.
     """
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
@@ -129,7 +48,7 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
         if isinstance(module, LazyModuleMixin):
             raise ValueError(f"model has a lazy layer, {_name(name)}: run the model once to give it its shape")
     if input_shape is not None:
-        input_shape = _check_shape("input_shape", input_shape)
+        input_shape = check_shape("input_shape", input_shape)
 
     twin = _copy(model)
     # The search runs on a copy of its own: a forward may change more than batch-norm statistics.
@@ -141,21 +60,15 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
         truncated = cast(TruncatedLinear, layer)
         truncated.__class__ = TruncatedLinear
         truncated.k = k
-        return twin
-
-    assert isinstance(layer, _CONVOLUTIONS)
-    truncation = InputTruncation(search.shape, k, device=layer.weight.device, dtype=layer.weight.dtype)
-    truncation.requires_grad_(layer.weight.requires_grad)
-    block = nn.Sequential(truncation, layer)
-    block.training = truncation.training = layer.training
-    if layer is twin:
-        return block
-    for parent in list(twin.modules()):
-        for name, child in parent._modules.items():
-            if child is layer:
-                parent.register_module(name, block)
-    assert input_shape is not None  # the search asks for it before a convolution
-    _check_runs(_copy(twin), search.name, input_shape)
+    else:
+        assert isinstance(layer, _CONVOLUTIONS)
+        assert input_shape is not None  # the search asks for it before a convolution
+        twin = _truncate_before(layer, twin, k, search, input_shape)
+    if search.bypassed:
+        warnings.warn(
+            f"only the path through {_name(search.name)} is truncated: the input also reaches the output past it",
+            stacklevel=2,
+        )
     return twin
 
 
@@ -201,6 +114,7 @@ class _Search(TorchFunctionMode):
         self.name = ""
         self.shape: tuple[int, ...] = ()
         self.runs = 0
+        self.bypassed = False
         self._layer: nn.Module | None = None
         self._names = {id(part): name for name, part in (*model.named_modules(), *model.named_parameters())}
         feature_wise = (module for module in model.modules() if isinstance(module, _FEATURE_WISE))
@@ -246,10 +160,16 @@ class _Search(TorchFunctionMode):
             raise _RefusedError(
                 f"{type(module).__name__} at {name} is a subclass of Linear that may compute something else"
             )
+        if _has_own_forward(module):
+            raise _RefusedError(
+                f"Linear at {name} has a forward of its own (accelerate hooks), which would still run: remove it first"
+            )
+        _check_dtype(module, name)
 
     def _check_convolution(
         self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, name: str, shape: Sequence[int] | None
     ) -> None:
+        _check_dtype(module, name)
         kind = type(module).__name__
         if shape is None:
             raise _RefusedError(
@@ -286,7 +206,7 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> fx.Node:
         node = super().create_node(kind, target, args, kwargs, *rest, **options)
-        word = args[1] if target is getattr else getattr(target, "__name__", target)
+        word = _word(node)
         if word not in _DESCRIPTIONS:
             for source in node.all_input_nodes:
                 if source.op == "get_attr" and source.target in self._parameters:
@@ -309,13 +229,18 @@ def _search(model: nn.Module, input_shape: tuple[int, ...] | None) -> _Search:
         raise ValueError(
             f"the first layer, {_name(search.name)}, must run once in a forward, it runs {search.runs} times"
         )
+    if input_shape is not None:
+        search.bypassed = _run_bypasses(model, search.name, input_shape)
     return search
 
 
 def _trace(model: nn.Module, search: _Search) -> _Search:
     try:
         search.start(model)
-        _Tracer(model, search).trace(model)
+        if _has_own_forward(model):
+            raise _RefusedError("input_shape must be given: the model has a forward of its own, which cannot be traced")
+        graph = _Tracer(model, search).trace(model)
+        search.bypassed = _graph_bypasses(graph, search.name)
     except _RefusedError:
         raise
     except Exception as error:
@@ -337,13 +262,47 @@ def _run(
 
     for module in model.modules():
         module.register_forward_pre_hook(announce, prepend=True, with_kwargs=True)
-    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.empty(()))
     try:
-        model(torch.zeros(_SAMPLES, *input_shape, dtype=like.dtype, device=like.device))
+        model(_zeros(model, input_shape))
     except _RefusedError:
         raise
     except Exception as error:
         raise ValueError(f"model must run on samples of input_shape={input_shape}, it raised {error!r}") from error
+
+
+def _zeros(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.empty(()))
+    return torch.zeros(_SAMPLES, *input_shape, dtype=like.dtype, device=like.device)
+
+
+def _run_bypasses(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> bool:
+    """Whether the output still depends on the input when this layer is cut off from it; spoils the model."""
+    model.requires_grad_(False)
+    model.get_submodule(name).register_forward_hook(lambda *call: call[-1].detach())
+    try:
+        with _quiet(model), torch.enable_grad():
+            # A copy, for a model that changes its input in place.
+            output = model(_zeros(model, input_shape).requires_grad_().clone())
+    except Exception:  # it ran without gradients: nothing can be told, and nothing is wrong
+        return False
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
+
+
+def _graph_bypasses(graph: fx.Graph, name: str) -> bool:
+    """Whether the output depends on the first input by another way than through this layer."""
+    first, *nodes = graph.nodes
+    raw = {first}
+    for node in nodes:
+        through = node.op == "call_module" and node.target == name
+        if not through and _word(node) not in _DESCRIPTIONS and not raw.isdisjoint(node.all_input_nodes):
+            raw.add(node)
+    # A model that is the layer itself has no other way.
+    return name != "" and nodes[-1] in raw
+
+
+def _word(node: fx.Node) -> Any:
+    """What a node does: the attribute it reads, or the function, method or module it calls."""
+    return node.args[1] if node.target is getattr else getattr(node.target, "__name__", node.target)
 
 
 def _read(model: nn.Sequential, search: _Search) -> None:
@@ -362,10 +321,28 @@ def _read(model: nn.Sequential, search: _Search) -> None:
 
 def _flat(model: nn.Sequential) -> Iterator[nn.Module]:
     for module in model:
-        if type(module) is nn.Sequential:
+        if type(module) is nn.Sequential and not _has_own_forward(module):
             yield from _flat(module)
         else:
             yield module
+
+
+def _truncate_before(
+    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, model: nn.Module, k: int, search: _Search, input_shape: tuple[int, ...]
+) -> nn.Module:
+    """The model with a truncation before this convolution of it."""
+    truncation = InputTruncation(search.shape, k, device=layer.weight.device, dtype=layer.weight.dtype)
+    truncation.requires_grad_(layer.weight.requires_grad)
+    block = nn.Sequential(truncation, layer)
+    block.training = truncation.training = layer.training
+    if layer is model:
+        return block
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is layer:
+                parent.register_module(name, block)
+    _check_runs(_copy(model), search.name, input_shape)
+    return model
 
 
 def _check_runs(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
@@ -398,12 +375,15 @@ def _copy(model: nn.Module) -> nn.Module:
         raise ValueError(f"model must survive copy.deepcopy, it raised {error!r}") from error
 
 
+def _has_own_forward(module: nn.Module) -> bool:
+    return "forward" in module.__dict__
+
+
+def _check_dtype(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d, name: str) -> None:
+    for parameter in module.parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise _RefusedError(f"{type(module).__name__} at {name} must be float32 or float64, got {parameter.dtype}")
+
+
 def _name(name: str) -> str:
     return name or "the model itself"
-
-
-def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    shape = tuple(shape)
-    if not shape or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
-        raise ValueError(f"{name} must be positive ints, got {shape!r}")
-    return shape

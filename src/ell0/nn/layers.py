@@ -1,0 +1,107 @@
+"""Layers whose sums drop their extreme terms, one call of the operator each."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..ops import check_k, keep_mask, truncated_linear
+
+# fx records a call of these as one node instead of tracing into them.
+fx.wrap("truncated_linear")
+fx.wrap("_truncate_input")
+
+
+class TruncatedLinear(nn.Linear):
+    """``nn.Linear`` whose inner sums drop their k largest and k smallest terms; the bias is added afterwards.
+
+        out[b, o] = sum of the middle in - 2k values of {x[b, i] * weight[o, i]} + bias[o]     ([Beliaev22] eq. 3-5)
+
+    Initialised as ``nn.Linear`` (the same seed gives the same weights), and their state dicts are interchangeable.
+
+    Args:
+        k: terms removed on each side, ``0 <= 2k < in_features``; ``k=0`` is ``nn.Linear``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        k: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_k(k, in_features)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(..., in_features)``; result: ``(..., out_features)``."""
+        return truncated_linear(x, self.weight, self.bias, k=self.k)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, k={self.k}"
+
+
+class InputTruncation(nn.Module):
+    """Scales every feature of a sample and sets the k largest and k smallest products to 0.
+
+        u = weight * x,  out = 0 at the k largest and the k smallest entries of u, else u     ([Beliaev22] section 5)
+
+    The paper's variant for convolutions, put before the first one. The choice has no gradient; at ties the lowest index
+    leaves first, over the flattened features. Zero times infinity is 0, and NaN anywhere in a sample makes it all NaN.
+
+    Args:
+        features: shape of one sample, such as ``(3, 32, 32)``, or its length.
+        k: features removed on each side, ``0 <= 2k < number of features``; ``k=0`` only scales.
+    """
+
+    def __init__(
+        self,
+        features: int | Sequence[int],
+        k: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features = check_shape("features", (features,) if isinstance(features, int) else features)
+        check_k(k, math.prod(self.features))
+        self.k = k
+        self.weight = nn.Parameter(torch.ones(self.features, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and result: ``(n, *features)``."""
+        return _truncate_input(x, self.weight, self.k)
+
+    def extra_repr(self) -> str:
+        return f"features={self.features}, k={self.k}"
+
+
+def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
+    if x.shape[1:] != weight.shape:
+        raise ValueError(f"x must have shape (n, {', '.join(map(str, weight.shape))}), got {tuple(x.shape)}")
+    if x.dtype != weight.dtype:
+        raise ValueError(f"x must have the dtype of weight ({weight.dtype}), got {x.dtype}")
+    if x.device != weight.device:
+        raise ValueError(f"x must be on the device of weight ({weight.device}), got {x.device}")
+    with torch.no_grad():
+        nothing = ((weight == 0) & x.isinf()) | (weight.isinf() & (x == 0))
+        product = torch.where(nothing, 0.0, weight * x)
+        spoilt = product.flatten(1).isnan().any(1).view(-1, *[1] * weight.ndim)
+        keep = keep_mask(product.flatten(1), k, k).view(x.shape) & ~nothing | spoilt
+        whole = torch.where(spoilt, torch.nan, torch.ones_like(spoilt, dtype=product.dtype))
+    # The factors are masked, not the product: a removed infinity would come back as 0 * inf in the backward.
+    return torch.where(keep, weight, 0.0) * torch.where(keep, x, 0.0) * whole
+
+
+def check_shape(name: str, shape: object) -> tuple[int, ...]:
+    """The shape as a tuple; raises unless it is a sequence of positive ints."""
+    if (
+        not isinstance(shape, Sequence)
+        or not shape
+        or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape)
+    ):
+        raise ValueError(f"{name} must be a shape of positive ints, such as (3, 32, 32), got {shape!r}")
+    return tuple(shape)
