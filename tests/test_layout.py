@@ -12,7 +12,7 @@ import pytest
 import ell0
 
 PACKAGE = Path(ell0.__file__).parent
-ROOMS = ["threat", "ops", "nn", "models", "data", "results", "bench", "cli"]
+ROOMS = ["threat", "ops", "nn", "models", "data", "attacks", "results", "bench", "cli"]
 
 
 def _files(room: str) -> list[Path]:

@@ -46,7 +46,7 @@ class L0Ball:
         _check_bound("high", self.high)
         _check_order(self.low, self.high)
         if self.mutable is not None and not (isinstance(self.mutable, Tensor) and self.mutable.dtype == torch.bool):
-            raise ValueError(f"mutable must be a bool tensor or None, got {_describe(self.mutable)}")
+            raise ValueError(f"mutable must be a bool tensor or None, got {describe(self.mutable)}")
 
     def count(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """Number of changed units in each row: ``(n,)`` int64. x, x_adv: ``(n, ...)``."""
@@ -56,7 +56,7 @@ class L0Ball:
     def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """Whether each row of x_adv lies in the ball around that row of x: ``(n,)`` bool. x, x_adv: ``(n, ...)``."""
         self._check(x, x_adv)
-        low, high, mutable = self._tensors(x)
+        low, high, mutable = self.box(x)
         changed = _differs(x, x_adv)
         units = self._units(changed)
         held = self._numbers(units, x) & mutable
@@ -74,7 +74,7 @@ class L0Ball:
         is unless x_adv changes it. A unit with NaN goes back to x; an infinite number is clipped like any other.
         """
         self._check(x, x_adv)
-        low, high, mutable = self._tensors(x)
+        low, high, mutable = self.box(x)
         moved = torch.where(mutable, x_adv, x)
         held = self._numbers(self._units(_differs(x, moved)), x) & mutable
         clipped = torch.where(held, torch.maximum(torch.minimum(moved, high), low), x)
@@ -87,6 +87,12 @@ class L0Ball:
         largest = size.argsort(dim=1, descending=True, stable=True)[:, : self.budget]
         keep = torch.zeros_like(changed).scatter(1, largest, True) & changed
         return torch.where(self._numbers(keep, x), clipped, x)
+
+    def box(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``low, high, mutable`` as tensors broadcastable to x, on its device; the bounds in its dtype."""
+        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in (self.low, self.high))
+        mutable = torch.ones((), dtype=torch.bool, device=x.device) if self.mutable is None else self.mutable
+        return low, high, mutable
 
     def _units(self, numbers: Tensor) -> Tensor:
         """``(n, units)``: whether any number of a unit holds. numbers: bool, the shape of x."""
@@ -101,26 +107,21 @@ class L0Ball:
         change = torch.where(_differs(x, x_adv), x_adv.double() - x.double(), 0.0).nan_to_num(nan=torch.inf)
         return (torch.linalg.vector_norm(change, dim=1) if self.unit == "pixel" else change.abs()).flatten(1)
 
-    def _tensors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in (self.low, self.high))
-        mutable = torch.ones((), dtype=torch.bool, device=x.device) if self.mutable is None else self.mutable
-        return low, high, mutable
-
     def _check(self, x: Tensor, x_adv: Tensor) -> None:
         if x.ndim < 2 or not x.is_floating_point():
-            raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {_describe(x)}")
+            raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", got shape {tuple(x.shape)}')
         if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
             raise ValueError(
-                f"x_adv must have the shape, dtype and device of x, got {_describe(x_adv)} for {_describe(x)}"
+                f"x_adv must have the shape, dtype and device of x, got {describe(x_adv)} for {describe(x)}"
             )
         for name, value in (("low", self.low), ("high", self.high), ("mutable", self.mutable)):
             if isinstance(value, Tensor) and not (
                 value.device == x.device and _broadcast(value.shape, x.shape) == x.shape
             ):
                 raise ValueError(
-                    f"{name} must be broadcastable to x and on its device, got {_describe(value)} for {_describe(x)}"
+                    f"{name} must be broadcastable to x and on its device, got {describe(value)} for {describe(x)}"
                 )
         units = x.shape[1 if self.unit == "feature" else 2 :].numel()
         if self.budget > units:
@@ -139,7 +140,7 @@ def _check_bound(name: str, value: object) -> None:
     else:
         good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good:
-        raise ValueError(f"{name} must be a number or a real tensor, got {_describe(value)}")
+        raise ValueError(f"{name} must be a number or a real tensor, got {describe(value)}")
 
 
 def _check_order(low: float | Tensor, high: float | Tensor) -> None:
@@ -160,7 +161,8 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | No
         return None
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """What was passed, in the words of an error."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)} on {value.device}"
     return repr(value)

@@ -1,0 +1,341 @@
+"""What every attack has in common: checks at the door, queries, a record of what was found, the last check."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..threat import L0Ball, describe
+from .draws import Draws
+from .surrogate import Surrogate, surrogate_gradients
+
+__all__ = ["AttackResult", "Model", "Victim"]
+
+Model = Callable[[Tensor], Tensor]
+"""Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What an attack found for each of n rows. All tensors are on the device of x.
+
+    x_adv: ``(n, ...)``, equal to x where the attack failed.
+    success: ``(n,)`` bool; the model errs on x_adv, or gives the target.
+    distance: ``(n,)`` int64, units changed; 0 if misclassified from the start, -1 if the attack failed.
+    queries: ``(n,)`` int64; one forward is 1, one backward is 1, the clean check is free.
+    x_best, margin: ``(n, ...)`` and ``(n,)``, the point of the lowest margin seen inside the ball, x included. The
+        margin is z_y - max of the other logits, or with a target the max of the other logits - z_target.
+    """
+
+    x_adv: Tensor
+    success: Tensor
+    distance: Tensor
+    queries: Tensor
+    x_best: Tensor
+    margin: Tensor
+
+    @classmethod
+    def cat(cls, parts: Iterable[AttackResult]) -> AttackResult:
+        """The results of several batches as one."""
+        parts = list(parts)
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+class Victim:
+    """A model under attack: answers queries about rows of a batch, counts them and keeps the best of each row.
+
+        with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+            for query in victim.while_standing(range(queries), "name of the attack"):
+                at = victim.standing
+                victim.margins(candidates, at)
+            return victim.result()
+
+    Inside, the model is in eval mode and its parameters ask for no gradient; both are given back as they were.
+
+    Args:
+        minimal: the attack wants few changed units and may query points outside the ball: every adversarial point is
+            measured, the nearest is kept, and points with more changed units than the budget are no success. Otherwise
+            the attack queries points of the ball only.
+        finite: the attack needs a finite box.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        ball: L0Ball,
+        *,
+        generator: torch.Generator | None,
+        rows: Tensor | None,
+        target: Tensor | None,
+        minimal: bool = False,
+        finite: bool = True,
+    ) -> None:
+        _check(x, y, ball, rows, target, finite)
+        self.x, self.ball = x.detach().contiguous(), ball
+        self.n = len(x)
+        self.low, self.high, mutable = (t.expand_as(x) for t in ball.box(x))
+        self.mutable = mutable
+        self._model, self._target, self._minimal = model, target is not None, minimal
+        self._labels = (y if target is None else target).long()
+        self._held: list[tuple[nn.Module, bool]] = []
+        self._parameters: list[nn.Parameter] = []
+        self._chunk = self.n
+        rows = torch.arange(self.n, device=x.device) if rows is None else rows
+        self.draws = Draws(generator, rows.to(torch.int64))
+        self.queries = torch.zeros(self.n, dtype=torch.int64, device=x.device)
+
+    def __enter__(self) -> Self:
+        if isinstance(self._model, nn.Module):
+            self._held = [(module, module.training) for module in self._model.modules()]
+            self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+            self._model.eval()
+            for parameter in self._parameters:
+                parameter.requires_grad_(False)
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, training in self._held:
+            module.training = training
+        for parameter in self._parameters:
+            parameter.requires_grad_(True)
+
+    def _start(self) -> None:
+        logits = self._logits(self.x)
+        _check_labels(logits, self._labels, "target" if self._target else "y")
+        self.margin = self._margin(logits, self._labels)
+        self.success = self._wrong(logits, self._labels)
+        self.distance = torch.where(self.success, 0, -1)
+        self.x_adv, self.x_best = self.x.clone(), self.x.clone()
+
+    @property
+    def standing(self) -> Tensor:
+        """Positions of the rows that are not broken: ``(m,)`` int64."""
+        return (~self.success).nonzero().squeeze(1)
+
+    def units(self, numbers: Tensor) -> Tensor:
+        """``(m, channels, units)``: the numbers of each unit. numbers: ``(m, ...)``, some rows of the shape of x."""
+        return numbers.flatten(2) if self.ball.unit == "pixel" else numbers.reshape(len(numbers), 1, -1)
+
+    def points(self, units: Tensor) -> Tensor:
+        """What `units` took apart, put together: ``(m, ...)``."""
+        return units.reshape(len(units), *self.x.shape[1:])
+
+    def margins(self, points: Tensor, at: Tensor) -> Tensor:
+        """Margins ``(m,)`` of points ``(m, ...)`` for the rows ``at``; each costs its row a query and is recorded."""
+        logits = self._logits(points)
+        return self._learn(points, at, logits, cost=1)
+
+    def losses(self, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Margins as `margins` gives them, and minus the cross-entropy with the label (plus, with a target)."""
+        logits = self._logits(points)
+        entropy = nn.functional.cross_entropy(logits, self._labels[at], reduction="none")
+        return self._learn(points, at, logits, cost=1), entropy if self._target else -entropy
+
+    def slopes(
+        self,
+        points: Tensor,
+        at: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        surrogate: Surrogate | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Margins, and the gradient ``(m, ...)`` of a loss at the points; a forward and a backward each.
+
+        loss: logits ``(m, classes)`` and margins ``(m,)`` -> ``(m,)``; the margin itself if None.
+        surrogate: how the backward pass goes through truncated layers, see `surrogate_gradients`.
+        """
+
+        def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            leaf = part.detach().requires_grad_()
+            with torch.enable_grad(), surrogate_gradients(self._model, surrogate):
+                logits = self._ask(leaf)
+                margin = self._margin(logits, self._labels[rows])
+                (slope,) = torch.autograd.grad((margin if loss is None else loss(logits, margin)).sum(), leaf)
+            return logits.detach(), slope
+
+        logits, slope = self._in_parts(ask, points, at)
+        return self._learn(points, at, logits, cost=2), slope
+
+    def while_standing(self, steps: Iterable[int], name: str) -> Iterator[int]:
+        """The steps, until every row is broken; a line of progress on a terminal."""
+        steps = list(steps)
+        with _Progress(name, len(steps)) as progress:
+            for number, step in enumerate(steps):
+                left = self.n - int(self.success.sum())
+                if not left:
+                    return
+                progress.show(number, f"{left} of {self.n} rows stand")
+                yield step
+
+    def result(self) -> AttackResult:
+        """Everything that was found, checked once more: points in the ball, successes by a forward of their own."""
+        for name, points in (("x_adv", self.x_adv), ("x_best", self.x_best)):
+            outside = ~self.ball.contains(self.x, points)
+            if outside.any():
+                row = int(outside.nonzero()[0])
+                raise AssertionError(f"the attack left the ball: {name} of row {row}; please report this")
+        claimed = self.success.nonzero().squeeze(1)
+        success, x_adv, distance = self.success.clone(), self.x_adv.clone(), self.distance.clone()
+        if len(claimed):
+            # A model whose answer depends on the batch or on chance may take a claim back.
+            wrong = self._wrong(self._logits(self.x_adv[claimed]), self._labels[claimed])
+            refuted = claimed[~wrong]
+            success[refuted], distance[refuted] = False, -1
+            x_adv[refuted] = self.x[refuted]
+        return AttackResult(x_adv, success, distance, self.queries, self.x_best, self.margin)
+
+    def _learn(self, points: Tensor, at: Tensor, logits: Tensor, cost: int) -> Tensor:
+        labels = self._labels[at]
+        margin, wrong = self._margin(logits, labels), self._wrong(logits, labels)
+        self.queries.index_add_(0, at, torch.full_like(at, cost))
+        inside = None
+        if self._minimal:
+            distance = self.ball.count(self.x[at], points)
+            inside = distance <= self.ball.budget
+        lower = margin < self.margin[at]
+        if inside is not None:
+            lower &= inside
+        if lower.any():
+            self.margin[at[lower]] = margin[lower]
+            self.x_best[at[lower]] = points[lower]
+        self._record(points, at, wrong if inside is None else wrong & inside)
+        return margin
+
+    def _record(self, points: Tensor, at: Tensor, wrong: Tensor) -> None:
+        if not wrong.any():
+            return
+        at, points = at[wrong], points[wrong]
+        distance, known = self.ball.count(self.x[at], points), self.distance[at]
+        nearer = (known < 0) | (distance < known)
+        at, points = at[nearer], points[nearer]
+        self.success[at] = True
+        self.distance[at] = distance[nearer]
+        self.x_adv[at] = points
+
+    def _logits(self, points: Tensor) -> Tensor:
+        def ask(part: Tensor) -> tuple[Tensor]:
+            with torch.no_grad():
+                return (self._ask(part),)
+
+        return self._in_parts(ask, points)[0]
+
+    def _in_parts(self, ask: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What ``ask`` says of rows of the tensors, in as many parts as memory asks for."""
+        while True:
+            try:
+                answers = [ask(*parts) for parts in zip(*(t.split(self._chunk) for t in tensors), strict=True)]
+                return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
+            except RuntimeError as error:
+                if self._chunk == 1 or not _out_of_memory(error):
+                    raise
+            self._chunk = (min(self._chunk, len(tensors[0])) + 1) // 2
+
+    def _ask(self, points: Tensor) -> Tensor:
+        logits = self._model(points)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(points) or logits.shape[1] < 2:
+            raise ValueError(
+                f"model must return logits of shape ({len(points)}, classes), 2 classes or more, got {describe(logits)}"
+            )
+        if logits.isnan().any():
+            raise ValueError("model must return numbers, got NaN among its logits")
+        return logits
+
+    def _margin(self, logits: Tensor, labels: Tensor) -> Tensor:
+        own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+        others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
+        return others - own if self._target else own - others
+
+    def _wrong(self, logits: Tensor, labels: Tensor) -> Tensor:
+        given = logits.argmax(1) == labels
+        return given if self._target else ~given
+
+
+class _Progress:
+    """One line on standard error, if that is a terminal and the work is long."""
+
+    PATIENCE = 2.0  # seconds before the first line
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+        self._start = self._last = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show(self, done: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self._start < self.PATIENCE or now - self._last < 0.2 or not sys.stderr.isatty():
+            return
+        left = (now - self._start) * (self._total - done) / max(done, 1)
+        self._last, self._shown = now, True
+        line = f"{self._name}: {done} of {self._total}, {text}, {int(left // 60)}:{int(left % 60):02d} left"
+        sys.stderr.write(f"\r\033[K{line}")
+        sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raises unless ``value`` is an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+
+
+def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tensor | None, finite: bool) -> None:
+    if not isinstance(x, Tensor) or x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
+    if len(x) == 0:
+        raise ValueError("x must have at least one row, got an empty batch")
+    if not isinstance(ball, L0Ball):
+        raise ValueError(f"ball must be an L0Ball, got {ball!r}")
+    ball.count(x[:1], x[:1])  # unit, budget and the shapes of the box
+    if not x.isfinite().all():
+        raise ValueError("x must be finite, got NaN or infinity")
+    for name, value in (("y", y), ("target", target), ("rows", rows)):
+        if value is None and name != "y":
+            continue
+        if (
+            not isinstance(value, Tensor)
+            or value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+            or value.shape != x.shape[:1]
+            or value.device != x.device
+        ):
+            raise ValueError(
+                f"{name} must be an integer tensor of shape ({len(x)},) on {x.device}, got {describe(value)}"
+            )
+    if target is not None and (target == y).any():
+        raise ValueError(f"target must differ from y in every row, row {int((target == y).nonzero()[0])} does not")
+    if finite:
+        low, high, mutable = ball.box(x)
+        if not (low.isfinite() & high.isfinite() | ~mutable).all():
+            raise ValueError(f"this attack needs a finite box, got low={ball.low!r} and high={ball.high!r}")
+
+
+def _check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
+    classes = logits.shape[1]
+    out = (labels < 0) | (labels >= classes)
+    if out.any():
+        raise ValueError(f"{name} must lie in 0 .. {classes - 1}, the classes of the model, got {int(labels[out][0])}")
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

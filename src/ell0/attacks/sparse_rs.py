@@ -1,0 +1,252 @@
+"""Sparse-RS [Croce22], the adversary of the paper: random search over sets of changed units."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..threat import L0Ball, describe
+from .contract import AttackResult, Model, Victim, check_count
+
+__all__ = ["Loss", "Values", "sparse_rs"]
+
+Loss = Literal["margin", "ce"]
+Values = Literal["corners", "uniform"] | Tensor
+
+# Up to this share of the queries (in ten-thousandths), alpha is divided by that.
+_SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
+
+
+def sparse_rs(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    *,
+    queries: int = 1000,
+    restarts: int = 1,
+    loss: Loss = "margin",
+    alpha: float = 0.8,
+    values: Values = "corners",
+    generator: torch.Generator | None = None,
+    rows: Tensor | None = None,
+    target: Tensor | None = None,
+) -> AttackResult:
+    """Sparse-RS [Croce22, algorithm 1]: keeps a random set of ``budget`` changed units, moves a few of them at a time.
+
+    The first query changes random units to random values. Each later one takes max(int(alpha_i * budget), 1) units back
+    to their clean values and changes as many others; it stays if the loss falls, or if the model errs. alpha_i falls
+    with the share of the queries spent: alpha / 2, / 4, / 5, / 6, / 8, / 10, / 12, / 15, / 20 up to 0.5, 2, 5, 10, 20,
+    40, 60, 80 and 100 %.
+
+    Args:
+        model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
+        queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
+        loss: ``"margin"``, or ``"ce"``, minus the cross-entropy.
+        alpha: share of the budget moved at the start of the schedule, in (0, 1].
+        values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box; or
+            one of the numbers of a 1-D tensor, all inside the box.
+        generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
+
+    Differs from [Croce22]'s code: units are drawn for each row, not for the batch; the best failure is kept.
+    """
+    check_count("queries", queries)
+    check_count("restarts", restarts)
+    if loss not in get_args(Loss):
+        raise ValueError(f'loss must be "margin" or "ce", got {loss!r}')
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must lie in (0, 1], got {alpha!r}")
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+        palette = Palette(victim, values)
+        for restart in range(restarts if ball.budget else 0):
+            search = Search(victim, palette, loss, first=restart * queries)
+            for query in victim.while_standing(range(queries), f"sparse_rs, run {restart + 1} of {restarts}"):
+                search.step(max(int(_alpha(alpha, query, queries) * ball.budget), 1))
+        return victim.result()
+
+
+def _alpha(alpha: float, query: int, queries: int) -> float:
+    share = int(query / queries * 10_000)
+    return alpha / next((divisor for until, divisor in _SCHEDULE if share <= until), 20)
+
+
+class Palette:
+    """The values a changed number may take, drawn at random."""
+
+    def __init__(self, victim: Victim, values: Values) -> None:
+        self._victim = victim
+        self._low, self._high, self._mutable = (victim.units(t) for t in (victim.low, victim.high, victim.mutable))
+        self._uniform = isinstance(values, str) and values == "uniform"
+        self._choices = _choices(victim, values) if isinstance(values, Tensor) else None
+        if not isinstance(values, Tensor) and values not in ("corners", "uniform"):
+            raise ValueError(f'values must be "corners", "uniform" or a 1-D tensor, got {values!r}')
+
+    @property
+    def draws(self) -> int:
+        """Random numbers that a unit costs: one for each of its numbers, two to make sure that it changes."""
+        return self._low.shape[1] + 2
+
+    def pick(self, at: Tensor, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
+        """Values ``(m, channels, s)`` for units ``(m, s)`` of the rows ``at``, from random ``(m, s, draws)``.
+
+        now: ``(m, channels, s)``; no unit gets its value of now, if the palette has another.
+        """
+        channels = self._low.shape[1]
+        low, high, mutable = (take(t, at, units) for t in (self._low, self._high, self._mutable))
+        random = random.transpose(1, 2)
+        mine = random[:, :channels]
+        if self._uniform:
+            value = (low + (high - low) * mine.to(low.dtype)).clamp(low, high)
+        else:
+            value = self._choose(mine, low, high)
+            if now is not None:
+                other = self._choose(self._another(mine, random[:, -1:]), low, high)
+                altered = (
+                    torch.arange(channels, device=at.device).view(1, -1, 1) == (random[:, -2:-1] * channels).long()
+                )
+                stuck = (value == now).all(1, keepdim=True)
+                value = torch.where(stuck & altered, other, value)
+        return torch.where(mutable, value, take(self._victim.units(self._victim.x), at, units))
+
+    def _choose(self, share: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        if self._choices is None:
+            return torch.where(share < 0.5, low, high)
+        return self._choices[(share * len(self._choices)).long()]
+
+    def _another(self, share: Tensor, shift: Tensor) -> Tensor:
+        """A share that chooses any other value."""
+        size = 2 if self._choices is None else len(self._choices)
+        if size == 1:
+            return share
+        step = 1 + (shift * (size - 1)).long()
+        return (((share * size).long() + step) % size + 0.5) / size
+
+
+def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
+    """``(m, channels, s)``: some units ``(m, s)`` of some rows ``(m,)`` of numbers ``(n, channels, units)``."""
+    channels = torch.arange(numbers.shape[1], device=at.device)
+    return numbers[at.view(-1, 1, 1), channels.view(1, -1, 1), units.unsqueeze(1)]
+
+
+def _choices(victim: Victim, values: Tensor) -> Tensor:
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"values must be a 1-D tensor of at least one number, got {describe(values)}")
+    values = values.to(victim.x)
+    inside = (victim.low[..., None] <= values) & (values <= victim.high[..., None]) | ~victim.mutable[..., None]
+    if not inside.all():
+        raise ValueError(f"values must lie in the box of the ball, got {values.tolist()}")
+    return values
+
+
+class Search:
+    """The state of a random search: for each standing row a set of changed units, and the best point so far.
+
+    Rows are changed in place and back again where a step does not pay, so a step costs what it moves.
+    """
+
+    def __init__(
+        self, victim: Victim, palette: Palette, loss: Loss = "margin", first: int = 0, start: Tensor | None = None
+    ) -> None:
+        """first: number of the first moment of drawing.  start: ``(n, ...)``, points of the ball to go on from."""
+        self._victim, self._palette, self._loss = victim, palette, loss
+        self._moment = first
+        self._at = at = victim.standing
+        mutable = victim.units(victim.mutable).any(1)[at]
+        self._size = mutable.sum(1).clamp(max=victim.ball.budget)
+        self._rest = mutable.sum(1) - self._size
+        # Each row's units, the changed ones first, then those that may change, then the frozen ones.
+        rank = (~mutable).to(torch.int8)
+        if start is None:
+            self._points = victim.units(victim.x[at].clone())
+            self._best: Tensor | None = None
+        else:
+            self._points = victim.units(start[at].clone())
+            rank[(self._points != victim.units(victim.x)[at]).any(1)] = -1
+            self._best = victim.margin[at].clone()
+        self._order = rank.argsort(dim=1, stable=True)
+
+    def step(self, moved: int) -> None:
+        """One query for every standing row: a start, or ``moved`` units moved."""
+        self._drop_broken()
+        if self._best is None:
+            self._begin()
+        else:
+            self._move(moved)
+        self._moment += 1
+
+    def _begin(self) -> None:
+        count = int(self._size.max())
+        random = self._random(count)
+        for i in range(count):
+            self._shuffle(torch.zeros_like(self._size), i, self._size + self._rest, random[:, i, 0])
+        units = self._order[:, :count]
+        values = self._palette.pick(self._at, units, random[:, :, 1:])
+        held = torch.arange(count, device=units.device) < self._size.unsqueeze(1)
+        self._write(units, torch.where(held.unsqueeze(1), values, self._read(units)))
+        self._best = self._evaluate()[0]
+
+    def _move(self, moved: int) -> None:
+        random = self._random(2 * moved)
+        for i in range(moved):
+            self._shuffle(torch.zeros_like(self._size), i, self._size, random[:, i, 0])
+            self._shuffle(self._size, i, self._rest, random[:, moved + i, 0])
+        columns = torch.arange(moved, device=self._at.device)
+        # A row whose set is smaller than that moves its first unit several times: the same write, to the same place.
+        going = torch.where(columns < self._size.unsqueeze(1), columns, 0)
+        # Where nothing else may change, a unit of the set gets another value.
+        coming = torch.where(going < self._rest.unsqueeze(1), self._size.unsqueeze(1) + going, going)
+        out, into = self._order.gather(1, going), self._order.gather(1, coming)
+        drawn = random[:, moved:, 1:].gather(1, going.unsqueeze(2).expand(-1, -1, self._palette.draws))
+        values = self._palette.pick(self._at, into, drawn, self._read(into) if moved == 1 else None)
+        clean = take(self._victim.units(self._victim.x), self._at, out)
+        clean = torch.where((out == into).unsqueeze(1), values, clean)
+        units = torch.cat([out, into], 1)
+        old, new = self._read(units), torch.cat([clean, values], 2)
+        self._write(units, new)
+        loss, margin = self._evaluate()
+        assert self._best is not None
+        accept = (loss < self._best) | (margin < -1e-6)
+        self._best = torch.where(accept, loss, self._best)
+        self._write(units, torch.where(accept.view(-1, 1, 1), new, old))
+        self._order.scatter_(1, going, torch.where(accept.unsqueeze(1), into, out))
+        self._order.scatter_(1, coming, torch.where(accept.unsqueeze(1), out, into))
+
+    def _shuffle(self, start: Tensor, i: int, size: Tensor, random: Tensor) -> None:
+        """A step of Fisher and Yates over the ``size`` columns from ``start``: the i-th becomes one of those left."""
+        mine = (start + size.clamp(min=1, max=i + 1) - 1).clamp(max=self._order.shape[1] - 1).unsqueeze(1)
+        other = mine + (random * (size - i).clamp(min=0)).long().unsqueeze(1)
+        here, there = self._order.gather(1, mine), self._order.gather(1, other)
+        self._order.scatter_(1, mine, there)
+        self._order.scatter_(1, other, here)
+
+    def _evaluate(self) -> tuple[Tensor, Tensor]:
+        points = self._victim.points(self._points)
+        if self._loss == "ce":
+            margin, loss = self._victim.losses(points, self._at)
+            return loss, margin
+        margin = self._victim.margins(points, self._at)
+        return margin, margin
+
+    def _drop_broken(self) -> None:
+        stands = ~self._victim.success[self._at]
+        if stands.all():
+            return
+        self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
+        self._size, self._rest = self._size[stands], self._rest[stands]
+        if self._best is not None:
+            self._best = self._best[stands]
+
+    def _random(self, units: int) -> Tensor:
+        each = 1 + self._palette.draws
+        return self._victim.draws.uniform(self._at, self._moment, units * each).view(len(self._at), units, each)
+
+    def _spread(self, units: Tensor) -> Tensor:
+        return units.unsqueeze(1).expand(-1, self._points.shape[1], -1)
+
+    def _read(self, units: Tensor) -> Tensor:
+        return self._points.gather(2, self._spread(units))
+
+    def _write(self, units: Tensor, values: Tensor) -> None:
+        self._points.scatter_(2, self._spread(units), values)
