@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-full lint bench clean
+.PHONY: setup run test test-full lint bench bench-attacks clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
@@ -29,6 +29,11 @@ test-full: lint  ## with new cases and ten times as many of them
 
 bench: setup  ## the figures of the README
 	$(BIN)/ell0 bench layer --require-mnist --threads 2 --out results/bench-layer-cpu.json
+	$(BIN)/python tools/readme.py
+
+bench-attacks: setup  ## the same, of the attacks and their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[foolbox]'
+	$(BIN)/ell0 bench attacks --require-mnist --threads 2 --reference "$(REFERENCE)" --out results/bench-attacks-cpu.json
 	$(BIN)/python tools/readme.py
 
 clean:

@@ -105,7 +105,7 @@ def test_make_bench_stops_at_once_without_mnist(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(bench, "timed", lambda *_: pytest.fail("something was timed"))
+    monkeypatch.setattr("ell0.bench._layer.timed", lambda *_: pytest.fail("something was timed"))
     assert main(shlex.split(words)) == 1
     assert "`ell0 data get mnist`" in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

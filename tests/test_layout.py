@@ -12,7 +12,7 @@ import pytest
 import ell0
 
 PACKAGE = Path(ell0.__file__).parent
-ROOMS = ["threat", "ops", "nn", "models", "data", "attacks", "results", "bench", "cli"]
+ROOMS = ["threat", "ops", "nn", "models", "data", "attacks", "results", "evaluation", "bench", "cli"]
 
 
 def _files(room: str) -> list[Path]:
@@ -58,9 +58,12 @@ def test_relative_imports_are_seen() -> None:
 
 def test_public_names() -> None:
     assert set(ell0.__all__) == {
+        "ATTACKS",
         "L0Ball",
         "__version__",
+        "attacks",
         "data",
+        "evaluate",
         "models",
         "nn",
         "ops",
@@ -70,12 +73,13 @@ def test_public_names() -> None:
     assert set(ell0.ops.__all__) == {
         "Prepared",
         "check_k",
+        "cuts",
         "keep_mask",
         "prepare",
         "trimmed_linear",
         "truncated_linear",
     }
-    for module in (ell0, ell0.ops, ell0.nn, ell0.models, ell0.data):
+    for module in (ell0, ell0.attacks, ell0.evaluation, ell0.ops, ell0.nn, ell0.models, ell0.data):
         assert all(hasattr(module, name) for name in module.__all__)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ell0.ops import blocked, keep_mask, kernel, prepare, reference, trimmed_linear, truncated_linear
+from ell0.ops import blocked, cuts, keep_mask, kernel, prepare, reference, trimmed_linear, truncated_linear
 
 inf, nan = math.inf, math.nan
 BACKENDS = (*kernel.builds(), "none")
@@ -498,6 +498,21 @@ def test_k_is_top_and_bottom(backend: str) -> None:
     x, weight, bias = gaussian(5, 9, 1, g), gaussian(4, 9, 1, g), gaussian(1, 4, 1, g)[0]
     both = trimmed_linear(x, weight, bias, top=3, bottom=3)
     assert torch.equal(truncated_linear(x, weight, bias, k=3), both), backend
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("top", "bottom"), [(1, 1), (0, 3), (20, 0), (30, 40), (99, 0)])
+def test_cuts_are_the_last_terms_that_leave(backend: str, top: int, bottom: int, dtype: torch.dtype) -> None:
+    g = Generator().manual_seed(0)
+    x, weight = integers(20, 100, 1, g).to(dtype), gaussian(7, 100, 1, g).to(dtype)
+    x[3, 5] = nan
+    terms = reference.products(x, weight).sort(-1, descending=True).values
+    high, low = cuts(x.view(4, 5, 100), weight, top=top, bottom=bottom)
+    for found, removed, at in ((high, top, top - 1), (low, bottom, 100 - bottom)):
+        assert found.shape == (4, 5, 7), backend
+        expected = terms[..., at] if removed else torch.full((20, 7), inf if found is high else -inf)
+        expected = expected.to(dtype).index_fill(0, torch.tensor([3]), nan)
+        assert torch.equal(found.view(20, 7).nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
 @pytest.mark.parametrize("k", [1, 20])

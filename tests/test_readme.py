@@ -69,15 +69,27 @@ def test_make_test_full_draws_more_cases() -> None:
     assert not full.derandomize
 
 
-def test_the_python_example_runs() -> None:
+EXAMPLES = {
+    "## Use it": """
+my_model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 9))
+weight, bias = torch.randn(5, 64), torch.zeros(5)
+x_adv = torch.zeros(360, 1, 8, 8)
+""",
+    "## Attack it": """
+import ell0
+x, y = (t[:3] for t in ell0.data.load("digits", "test"))
+model = ell0.models.mlp(k=2, in_features=64, hidden=(20,))
+ball = ell0.L0Ball(budget=5, low=-100, high=100)
+""",
+}
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_the_python_example_runs(title: str) -> None:
     text = (ROOT / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    setting = (
-        "import torch\n"
-        "my_model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 9))\n"
-        "weight, bias = torch.randn(5, 64), torch.zeros(5)\n"
-        "x_adv = torch.zeros(360, 1, 8, 8)\n"
-    )
-    code = setting + example
+    assert len(re.findall(r"```python\n", text)) == len(EXAMPLES)
+    found = re.search(rf"^{title}\n\n```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    code = "import torch\ntorch.set_num_threads(1)\n" + EXAMPLES[title] + found[1]
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

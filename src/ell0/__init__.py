@@ -2,12 +2,26 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import data, models, nn, ops
+from . import attacks, data, models, nn, ops
+from .attacks import ATTACKS
+from .evaluation import evaluate
 from .nn import truncate
 from .ops import truncated_linear
 from .threat import L0Ball
 
-__all__ = ["L0Ball", "__version__", "data", "models", "nn", "ops", "truncate", "truncated_linear"]
+__all__ = [
+    "ATTACKS",
+    "L0Ball",
+    "__version__",
+    "attacks",
+    "data",
+    "evaluate",
+    "models",
+    "nn",
+    "ops",
+    "truncate",
+    "truncated_linear",
+]
 
 try:
     __version__ = version("ell0")

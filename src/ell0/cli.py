@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -101,15 +102,9 @@ def bench_layer(
     seed
         Of inputs and weights, 0 to 2**64 - 1.
     """
-    import torch
-
     from . import bench
 
-    if threads is not None:
-        processors = os.cpu_count() or 1
-        if not 1 <= threads <= processors:
-            raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
-        torch.set_num_threads(threads)
+    _use_threads(threads)
     if out is not None:
         _check_out(out)
     console = Console(stderr=True, quiet=quiet)
@@ -125,13 +120,101 @@ def bench_layer(
             seed=seed,
             progress=lambda line: status.update(line),
         )
+    _hand_over(results, out, as_json, console, _show_layer)
+
+
+@bench_app.command(name="attacks")
+def bench_attacks(
+    *,
+    images: int = 1000,
+    budget: int = 5,
+    queries: int = 1000,
+    epochs: int = 5,
+    reference: Path | None = None,
+    out: Path | None = None,
+    root: Path | None = None,
+    require_mnist: Annotated[bool, Parameter(negative="")] = False,
+    threads: int | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare the attacks with each other and with their peers on one truncated network.
+
+    Examples: ell0 bench attacks --images 100 --epochs 1
+              ell0 bench attacks --reference sparse-rs/rs_attacks.py --out attacks.json
+
+    Parameters
+    ----------
+    images
+        Test images that are attacked, from the first on.
+    budget
+        Features that may change.
+    queries
+        Of sparse_rs and adaptive, for each image.
+    epochs
+        Of training F(10) on clean images.
+    reference
+        The file rs_attacks.py of the authors of Sparse-RS. foolbox is compared where it is installed.
+    out
+        Write the results file here.
+    root
+        Where MNIST lies; without MNIST, digits stand in.
+    require_mnist
+        Stop where MNIST is not found, and let nothing stand in.
+    threads
+        Processor threads, at most one for each processor; without it, as many as torch takes.
+    seed
+        Of training and attacks, 0 to 2**64 - 1.
+    """
+    from . import bench
+
+    _use_threads(threads)
+    if out is not None:
+        _check_out(out)
+    console = Console(stderr=True, quiet=quiet)
+    given = {"images": images, "budget": budget, "queries": queries, "epochs": epochs, "threads": threads, "seed": seed}
+    usual = {"images": 1000, "budget": 5, "queries": 1000, "epochs": 5, "threads": None, "seed": 0}
+    words = ["ell0 bench attacks", *(f"--{name} {value}" for name, value in given.items() if value != usual[name])]
+    words += ["--require-mnist"] if require_mnist else []
+    words += ["--reference rs_attacks.py"] if reference else []
+    with console.status("") as status:
+        results = bench.attacks(
+            images=images,
+            budget=budget,
+            queries=queries,
+            epochs=epochs,
+            root=root,
+            require_mnist=require_mnist,
+            reference=reference,
+            command=" ".join(words),
+            seed=seed,
+            progress=lambda line: status.update(line),
+        )
+    _hand_over(results, out, as_json, console, _show_attacks)
+
+
+def _use_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is None:
+        return
+    processors = os.cpu_count() or 1
+    if not 1 <= threads <= processors:
+        raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
+    torch.set_num_threads(threads)
+
+
+def _hand_over(
+    results: Results, out: Path | None, as_json: bool, console: Console, show: Callable[[Results], None]
+) -> None:
     if out is not None:
         results.save(out)
         console.print(f"written to {out}")
     if as_json:
         print(json.dumps(asdict(results)))
     else:
-        _show(results)
+        show(results)
 
 
 def _check_out(out: Path) -> None:
@@ -145,7 +228,7 @@ def _check_out(out: Path) -> None:
         raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
-def _show(results: Results) -> None:
+def _show_layer(results: Results) -> None:
     table = Table("measured", "size", "data", "weights", "k", "ratio", box=None, title_justify="left")
     table.title = f"{results.name}: {results.device}, {results.versions.get('kernel', 'no')} kernel"
     for row in results.rows:
@@ -155,6 +238,25 @@ def _show(results: Results) -> None:
         cells = (row["what"] + prepared, size, row.get("data", ""), row.get("weights", ""), row["k"], value)
         table.add_row(*map(str, cells))
     Console().print(table)
+
+
+def _show_attacks(results: Results) -> None:
+    table = Table("measured", "attack", "values up to", "figure", "queries", "seconds", box=None, title_justify="left")
+    table.title = f"{results.name}: {results.device}"
+    for row in results.rows:
+        queries = f"{row['queries']:.0f}" if "queries" in row else ""
+        seconds = f"{row['seconds']:.3g}" if "seconds" in row else ""
+        beta = f"{row['beta']:g}" if "beta" in row else ""
+        table.add_row(row["what"], row.get("attack", ""), beta, _figure(row), queries, seconds)
+    Console().print(table)
+
+
+def _figure(row: Row) -> str:
+    if row["unit"] == "accuracy":
+        return f"{100 * row['value']:.1f} % stand ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
+    if row["unit"] == "x faster":
+        return f"{row['value']:.0f} times faster than {row['to']}"
+    return f"{row['value']:.3g} {row['unit']}"
 
 
 def _ratio(row: Row) -> str:

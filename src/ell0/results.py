@@ -50,21 +50,13 @@ class Results:
         return rows[0]
 
     def save(self, path: Path | str) -> Path:
-        """Writes the file whole: a temporary name beside it, then a rename."""
+        """Writes the file whole."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         head = {key: value for key, value in asdict(self).items() if key != "rows"}
         rows = ",\n".join("  " + json.dumps(row) for row in self.rows)
         text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + rows + "\n ]\n}\n"
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, text.encode())
         return path
 
     @classmethod
@@ -75,6 +67,19 @@ class Results:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a results file: {error}") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file whole: a temporary name beside it, then a rename."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _commit() -> str | None:

@@ -16,7 +16,7 @@ from ..threat import L0Ball, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients
 
-__all__ = ["AttackResult", "Model", "Victim"]
+__all__ = ["AttackResult", "Model", "Progress", "Victim"]
 
 Model = Callable[[Tensor], Tensor]
 """Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
@@ -81,23 +81,25 @@ class Victim:
     ) -> None:
         _check(x, y, ball, rows, target, finite)
         self.x, self.ball = x.detach().contiguous(), ball
+        # Counts the units of some rows, where a box with values for every row would not fit.
+        self._ruler = L0Ball(ball.budget, ball.unit)
         self.n = len(x)
         self.low, self.high, mutable = (t.expand_as(x) for t in ball.box(x))
         self.mutable = mutable
-        self._model, self._target, self._minimal = model, target is not None, minimal
+        self.model, self._target, self._minimal = model, target is not None, minimal
         self._labels = (y if target is None else target).long()
         self._held: list[tuple[nn.Module, bool]] = []
         self._parameters: list[nn.Parameter] = []
-        self._chunk = self.n
+        self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
         self.queries = torch.zeros(self.n, dtype=torch.int64, device=x.device)
 
     def __enter__(self) -> Self:
-        if isinstance(self._model, nn.Module):
-            self._held = [(module, module.training) for module in self._model.modules()]
-            self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-            self._model.eval()
+        if isinstance(self.model, nn.Module):
+            self._held = [(module, module.training) for module in self.model.modules()]
+            self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+            self.model.eval()
             for parameter in self._parameters:
                 parameter.requires_grad_(False)
         try:
@@ -116,7 +118,7 @@ class Victim:
             parameter.requires_grad_(True)
 
     def _start(self) -> None:
-        logits = self._logits(self.x)
+        logits = self._logits(self.x.clone())
         _check_labels(logits, self._labels, "target" if self._target else "y")
         self.margin = self._margin(logits, self._labels)
         self.success = self._wrong(logits, self._labels)
@@ -128,9 +130,13 @@ class Victim:
         """Positions of the rows that are not broken: ``(m,)`` int64."""
         return (~self.success).nonzero().squeeze(1)
 
+    def above(self, goal: int) -> Tensor:
+        """Positions of the rows that are not broken within ``goal`` changed units: ``(m,)`` int64."""
+        return ((self.distance < 0) | (self.distance > goal)).nonzero().squeeze(1)
+
     def units(self, numbers: Tensor) -> Tensor:
         """``(m, channels, units)``: the numbers of each unit. numbers: ``(m, ...)``, some rows of the shape of x."""
-        return numbers.flatten(2) if self.ball.unit == "pixel" else numbers.reshape(len(numbers), 1, -1)
+        return numbers.flatten(2) if self.ball.unit == "pixel" else numbers.flatten(1).unsqueeze(1)
 
     def points(self, units: Tensor) -> Tensor:
         """What `units` took apart, put together: ``(m, ...)``."""
@@ -141,11 +147,25 @@ class Victim:
         logits = self._logits(points)
         return self._learn(points, at, logits, cost=1)
 
-    def losses(self, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Margins as `margins` gives them, and minus the cross-entropy with the label (plus, with a target)."""
+    def errs(self, points: Tensor, at: Tensor) -> Tensor:
+        """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs and records as `margins`.
+
+        Here and there ``at`` may hold a row several times.
+        """
         logits = self._logits(points)
-        entropy = nn.functional.cross_entropy(logits, self._labels[at], reduction="none")
-        return self._learn(points, at, logits, cost=1), entropy if self._target else -entropy
+        self._learn(points, at, logits, cost=1)
+        return self._wrong(logits, self._labels[at])
+
+    def losses(self, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Margins as `margins` gives them, and the log-odds of the label (minus that, with a target).
+
+        The cross-entropy is log(1 + exp(-odds)): it orders points in the same way, until it rounds to 0.
+        """
+        logits = self._logits(points)
+        labels = self._labels[at].unsqueeze(1)
+        others = logits.scatter(1, labels, -torch.inf).logsumexp(1)
+        odds = logits.gather(1, labels).squeeze(1) - others
+        return self._learn(points, at, logits, cost=1), -odds if self._target else odds
 
     def slopes(
         self,
@@ -162,8 +182,12 @@ class Victim:
 
         def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             leaf = part.detach().requires_grad_()
-            with torch.enable_grad(), surrogate_gradients(self._model, surrogate):
+            with torch.enable_grad(), surrogate_gradients(self.model, surrogate):
                 logits = self._ask(leaf)
+                if not logits.requires_grad:
+                    raise ValueError(
+                        "model must have a gradient for this attack, got logits that autograd cannot follow"
+                    )
                 margin = self._margin(logits, self._labels[rows])
                 (slope,) = torch.autograd.grad((margin if loss is None else loss(logits, margin)).sum(), leaf)
             return logits.detach(), slope
@@ -171,12 +195,35 @@ class Victim:
         logits, slope = self._in_parts(ask, points, at)
         return self._learn(points, at, logits, cost=2), slope
 
-    def while_standing(self, steps: Iterable[int], name: str) -> Iterator[int]:
-        """The steps, until every row is broken; a line of progress on a terminal."""
+    def slopes_behind(self, layer: nn.Module, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Margins, a layer's input ``(m, ...)`` and the gradient of the margin to its output; a forward, a backward."""
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def cut(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            seen.append((inputs[0].detach(), output.detach().requires_grad_()))
+            return seen[-1][1]
+
+        def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            seen.clear()
+            hook = layer.register_forward_hook(cut)
+            try:
+                with torch.enable_grad():
+                    logits = self._ask(part)
+                    source, output = seen[-1]
+                    (slope,) = torch.autograd.grad(self._margin(logits, self._labels[rows]).sum(), output)
+            finally:
+                hook.remove()
+            return logits.detach(), source, slope
+
+        logits, source, slope = self._in_parts(ask, points, at)
+        return self._learn(points, at, logits, cost=2), source, slope
+
+    def while_standing(self, steps: Iterable[int], name: str, goal: int | None = None) -> Iterator[int]:
+        """The steps, until every row is broken (within ``goal`` units if given); a line of progress on a terminal."""
         steps = list(steps)
-        with _Progress(name, len(steps)) as progress:
+        with Progress(name, len(steps)) as progress:
             for number, step in enumerate(steps):
-                left = self.n - int(self.success.sum())
+                left = len(self.standing if goal is None else self.above(goal))
                 if not left:
                     return
                 progress.show(number, f"{left} of {self.n} rows stand")
@@ -203,29 +250,21 @@ class Victim:
         labels = self._labels[at]
         margin, wrong = self._margin(logits, labels), self._wrong(logits, labels)
         self.queries.index_add_(0, at, torch.full_like(at, cost))
-        inside = None
-        if self._minimal:
-            distance = self.ball.count(self.x[at], points)
-            inside = distance <= self.ball.budget
-        lower = margin < self.margin[at]
-        if inside is not None:
-            lower &= inside
-        if lower.any():
-            self.margin[at[lower]] = margin[lower]
-            self.x_best[at[lower]] = points[lower]
-        self._record(points, at, wrong if inside is None else wrong & inside)
+        news = (wrong | (margin < self.margin[at])).nonzero().squeeze(1)
+        if len(news):
+            self._record(points[news], at[news], margin[news], wrong[news])
         return margin
 
-    def _record(self, points: Tensor, at: Tensor, wrong: Tensor) -> None:
-        if not wrong.any():
-            return
-        at, points = at[wrong], points[wrong]
-        distance, known = self.ball.count(self.x[at], points), self.distance[at]
-        nearer = (known < 0) | (distance < known)
-        at, points = at[nearer], points[nearer]
-        self.success[at] = True
-        self.distance[at] = distance[nearer]
-        self.x_adv[at] = points
+    def _record(self, points: Tensor, at: Tensor, margin: Tensor, wrong: Tensor) -> None:
+        distance, known = self._ruler.count(self.x[at], points), self.distance[at]
+        inside = distance <= self.ball.budget if self._minimal else torch.ones_like(wrong)
+        best = _least(at, margin, inside & (margin < self.margin[at]))
+        self.margin[at[best]] = margin[best]
+        self.x_best[at[best]] = points[best]
+        nearest = _least(at, distance, inside & wrong & ((known < 0) | (distance < known)))
+        self.success[at[nearest]] = True
+        self.distance[at[nearest]] = distance[nearest]
+        self.x_adv[at[nearest]] = points[nearest]
 
     def _logits(self, points: Tensor) -> Tensor:
         def ask(part: Tensor) -> tuple[Tensor]:
@@ -246,13 +285,20 @@ class Victim:
             self._chunk = (min(self._chunk, len(tensors[0])) + 1) // 2
 
     def _ask(self, points: Tensor) -> Tensor:
-        logits = self._model(points)
+        version = _version(points)
+        logits = self.model(points)
+        if _version(points) != version:
+            raise ValueError("model must leave its input as it is, got one that writes into it")
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(points) or logits.shape[1] < 2:
             raise ValueError(
                 f"model must return logits of shape ({len(points)}, classes), 2 classes or more, got {describe(logits)}"
             )
-        if logits.isnan().any():
-            raise ValueError("model must return numbers, got NaN among its logits")
+        if not logits.is_floating_point():
+            raise ValueError(f"model must return floating-point logits, got {describe(logits)}")
+        # Two infinite logits have no margin, and a search with nothing to compare would stand still.
+        top = logits.detach().amax(1)
+        if not top.isfinite().all():
+            raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
 
     def _margin(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -265,7 +311,7 @@ class Victim:
         return given if self._target else ~given
 
 
-class _Progress:
+class Progress:
     """One line on standard error, if that is a terminal and the work is long."""
 
     PATIENCE = 2.0  # seconds before the first line
@@ -294,6 +340,17 @@ class _Progress:
             sys.stderr.flush()
 
 
+def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:
+    """For each row of ``at`` ``(m,)``, where its least value stands among those chosen, the first at ties."""
+    chosen = among.nonzero().squeeze(1)
+    chosen = chosen[value[chosen].argsort(stable=True)]
+    chosen = chosen[at[chosen].argsort(stable=True)]
+    rows = at[chosen]
+    first = torch.ones_like(rows, dtype=torch.bool)
+    first[1:] = rows[1:] != rows[:-1]
+    return chosen[first]
+
+
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Raises unless ``value`` is an int of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -307,7 +364,7 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         raise ValueError("x must have at least one row, got an empty batch")
     if not isinstance(ball, L0Ball):
         raise ValueError(f"ball must be an L0Ball, got {ball!r}")
-    ball.count(x[:1], x[:1])  # unit, budget and the shapes of the box
+    ball.count(x, x)  # unit, budget and the shapes of the box
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
     for name, value in (("y", y), ("target", target), ("rows", rows)):
@@ -335,6 +392,11 @@ def _check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
     out = (labels < 0) | (labels >= classes)
     if out.any():
         raise ValueError(f"{name} must lie in 0 .. {classes - 1}, the classes of the model, got {int(labels[out][0])}")
+
+
+def _version(points: Tensor) -> int:
+    """A number that rises when somebody writes into the points; inference tensors have none."""
+    return 0 if points.is_inference() else points._version
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

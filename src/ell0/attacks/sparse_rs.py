@@ -44,13 +44,14 @@ def sparse_rs(
     Args:
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
         queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
-        loss: ``"margin"``, or ``"ce"``, minus the cross-entropy.
+        loss: ``"margin"``, or ``"ce"``, minus the cross-entropy (by the log-odds, which order points alike).
         alpha: share of the budget moved at the start of the schedule, in (0, 1].
         values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box; or
             one of the numbers of a 1-D tensor, all inside the box.
         generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
 
-    Differs from [Croce22]'s code: units are drawn for each row, not for the batch; the best failure is kept.
+    Differs from [Croce22]'s code: units are drawn for each row, not for the batch; a single pixel that would keep its
+    colour gets another in one channel, not a new draw of all; the best failure is kept.
     """
     check_count("queries", queries)
     check_count("restarts", restarts)
@@ -75,9 +76,12 @@ def _alpha(alpha: float, query: int, queries: int) -> float:
 class Palette:
     """The values a changed number may take, drawn at random."""
 
-    def __init__(self, victim: Victim, values: Values) -> None:
+    def __init__(self, victim: Victim, values: Values, low: Tensor | None = None, high: Tensor | None = None) -> None:
+        """low, high: ``(n, channels, units)``, a box inside that of the ball, for ``"corners"`` and ``"uniform"``."""
         self._victim = victim
-        self._low, self._high, self._mutable = (victim.units(t) for t in (victim.low, victim.high, victim.mutable))
+        self._low = victim.units(victim.low) if low is None else low
+        self._high = victim.units(victim.high) if high is None else high
+        self._mutable = victim.units(victim.mutable)
         self._uniform = isinstance(values, str) and values == "uniform"
         self._choices = _choices(victim, values) if isinstance(values, Tensor) else None
         if not isinstance(values, Tensor) and values not in ("corners", "uniform"):
@@ -103,10 +107,9 @@ class Palette:
             value = self._choose(mine, low, high)
             if now is not None:
                 other = self._choose(self._another(mine, random[:, -1:]), low, high)
-                altered = (
-                    torch.arange(channels, device=at.device).view(1, -1, 1) == (random[:, -2:-1] * channels).long()
-                )
-                stuck = (value == now).all(1, keepdim=True)
+                number = (random[:, -2:-1] * mutable.sum(1, keepdim=True)).long()
+                altered = mutable & (mutable.cumsum(1) - 1 == number)
+                stuck = ((value == now) | ~mutable).all(1, keepdim=True)
                 value = torch.where(stuck & altered, other, value)
         return torch.where(mutable, value, take(self._victim.units(self._victim.x), at, units))
 
@@ -134,7 +137,7 @@ def _choices(victim: Victim, values: Tensor) -> Tensor:
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be a 1-D tensor of at least one number, got {describe(values)}")
     values = values.to(victim.x)
-    inside = (victim.low[..., None] <= values) & (values <= victim.high[..., None]) | ~victim.mutable[..., None]
+    inside = (victim.low <= values.min()) & (values.max() <= victim.high) | ~victim.mutable
     if not inside.all():
         raise ValueError(f"values must lie in the box of the ball, got {values.tolist()}")
     return values
@@ -147,10 +150,19 @@ class Search:
     """
 
     def __init__(
-        self, victim: Victim, palette: Palette, loss: Loss = "margin", first: int = 0, start: Tensor | None = None
+        self,
+        victim: Victim,
+        palette: Palette,
+        loss: Loss = "margin",
+        *,
+        first: int = 0,
+        start: Tensor | None = None,
+        limit: int | None = None,
     ) -> None:
-        """first: number of the first moment of drawing.  start: ``(n, ...)``, points of the ball to go on from."""
-        self._victim, self._palette, self._loss = victim, palette, loss
+        """first: number of the first moment of drawing.  start: ``(n, ...)``, the points of ``victim.margin``, to go
+        on from.  limit: queries after which a row leaves.
+        """
+        self._victim, self._palette, self._loss, self._limit = victim, palette, loss, limit
         self._moment = first
         self._at = at = victim.standing
         mutable = victim.units(victim.mutable).any(1)[at]
@@ -170,6 +182,8 @@ class Search:
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
         self._drop_broken()
+        if not len(self._at):
+            return
         if self._best is None:
             self._begin()
         else:
@@ -231,6 +245,8 @@ class Search:
 
     def _drop_broken(self) -> None:
         stands = ~self._victim.success[self._at]
+        if self._limit is not None:
+            stands &= self._victim.queries[self._at] < self._limit
         if stands.all():
             return
         self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]

@@ -2,19 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import InputTruncation, TruncatedLinear
+from ..ops import cuts
+from ..ops.blocked import BLOCK_ELEMENTS, thresholds
+from ..ops.reference import products
 
 __all__ = ["Surrogate", "surrogate_gradients"]
 
 Surrogate = Literal["straight", "soft"]
 
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""The gradient to the input of a layer, from the gradient to its output and the input."""
+
+TEMPERATURE = 0.5
+"""Width of the soft threshold, as a share of the distance between the two cuts."""
+
 
 @contextmanager
 def surrogate_gradients(model: object, kind: Surrogate | None) -> Iterator[None]:
-    """Inside, truncated layers of the model give their exact values with another gradient; None changes nothing."""
-    del model
-    if kind is not None:
-        raise NotImplementedError(kind)
-    yield
+    """Inside, truncated layers of the model give their exact values with another gradient to their input.
+
+        straight:  d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
+        soft:      the same times sigmoid((high - u) / T) * sigmoid((u - low) / T), where u = w[o, i] * x[b, i], high
+                   and low are the cuts of the sum b, o, and T = TEMPERATURE * (high - low)
+
+    The layers are the `TruncatedLinear` and `InputTruncation` of an ``nn.Module``; their parameters keep their ordinary
+    gradients. None, a model without such layers and a model that is no ``nn.Module``: nothing changes. The layers come
+    back as they were; uses may be nested, and the innermost decides.
+    """
+    if kind is not None and kind not in get_args(Surrogate):
+        raise ValueError(f'surrogate must be "straight", "soft" or None, got {kind!r}')
+    layers = model.modules() if isinstance(model, nn.Module) and kind is not None else ()
+    with ExitStack() as stack:
+        for layer in layers:
+            if isinstance(layer, TruncatedLinear | InputTruncation):
+                stack.enter_context(_forward(layer, _rule(layer, soft=kind == "soft")))
+        yield
+
+
+@contextmanager
+def _forward(layer: nn.Module, rule: Rule) -> Iterator[None]:
+    """Gives one layer a forward of its own, and then back the state it was in."""
+    ordinary, own = layer.forward, "forward" in layer.__dict__
+
+    def forward(x: Tensor) -> Tensor:
+        # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
+        return _Redirect.apply(ordinary(x.detach()), x, rule)  # type: ignore[no-any-return]
+
+    layer.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if own:
+            layer.__dict__["forward"] = ordinary
+        else:
+            del layer.__dict__["forward"]
+
+
+class _Redirect(torch.autograd.Function):
+    """A value as it is, with a gradient to x that the rule makes of the gradient to the value."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, x: Tensor, rule: Rule) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.rule = rule
+        # A view could not be changed in place, as the ReLU behind a layer may do.
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        return grad, ctx.rule(grad, x) if ctx.needs_input_grad[1] else None, None
+
+
+def _rule(layer: TruncatedLinear | InputTruncation, soft: bool) -> Rule:
+    weight, k = layer.weight.detach(), layer.k
+    if isinstance(layer, TruncatedLinear):
+        if soft and k:
+            return lambda grad, x: _soft_linear(grad, x.detach(), weight, k)
+        return lambda grad, _: grad @ weight
+    if soft and k:
+        return lambda grad, x: _soft_input(grad, x.detach(), weight, k)
+    return lambda grad, _: grad * weight
+
+
+def _soft_linear(grad: Tensor, x: Tensor, weight: Tensor, k: int) -> Tensor:
+    """``(..., in)`` for grad ``(..., out)`` and x ``(..., in)``, a block of products at a time."""
+    shape, grad, x = x.shape, grad.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1])
+    high, low = cuts(x, weight, top=k, bottom=k)
+    result = torch.zeros_like(x)
+    rows = min(len(weight), max(1, BLOCK_ELEMENTS // shape[-1]))
+    samples = max(1, BLOCK_ELEMENTS // (shape[-1] * rows))
+    for b in (slice(i, i + samples) for i in range(0, len(x), samples)):
+        for o in (slice(i, i + rows) for i in range(0, len(weight), rows)):
+            share = _share(products(x[b], weight[o]), high[b, o, None], low[b, o, None])
+            result[b] += ((grad[b, o, None] * weight[o]) * share).sum(1)
+    return result.view(shape)
+
+
+def _soft_input(grad: Tensor, x: Tensor, weight: Tensor, k: int) -> Tensor:
+    """``(n, *features)`` for grad and x of that shape."""
+    terms = products(x.flatten(1), weight.view(1, -1)).squeeze(1)
+    high, low, *_ = thresholds(terms, k, k)
+    return grad * weight * _share(terms, high.unsqueeze(1), low.unsqueeze(1)).view(x.shape)
+
+
+def _share(terms: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """How far each term lies between the cuts, softly: 1 in the middle, 1/2 at a cut, 0 far outside."""
+    # An eighth of the largest number: differences of two such numbers, and their sums, are still finite.
+    limit = torch.finfo(terms.dtype).max / 8
+    terms, high, low = (t.clamp(-limit, limit) for t in (terms, high, low))
+    width = (TEMPERATURE * (high - low)).clamp(min=torch.finfo(terms.dtype).tiny)
+    return torch.sigmoid((high - terms) / width) * torch.sigmoid((terms - low) / width)

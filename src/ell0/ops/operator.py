@@ -212,14 +212,7 @@ def trimmed_linear(
     if top == bottom == 0:
         return F.linear(x, weight, bias)
     _refuse_forward_mode(x, weight, bias)
-    if prepared is None:
-        order, ranked, bound = torch.ops.ell0.prepare(weight.detach())
-    else:
-        if not isinstance(prepared, Prepared):
-            raise ValueError(f"prepared must come from ops.prepare, got {type(prepared).__name__}")
-        if not torch.compiler.is_compiling():
-            prepared.check(weight)
-        order, ranked, bound = prepared.order, prepared.ranked, prepared.bound
+    order, ranked, bound = _arrays(weight, prepared)
     keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = torch.ops.ell0.trimmed_linear(flat, weight, bias, order, ranked, bound, top, bottom, keep_cuts)[0]
@@ -243,12 +236,41 @@ def truncated_linear(
     return trimmed_linear(x, weight, bias, top=k, bottom=k, prepared=prepared)
 
 
+def cuts(
+    x: Tensor, weight: Tensor, *, top: int, bottom: int, prepared: Prepared | None = None
+) -> tuple[Tensor, Tensor]:
+    """Where each sum of `trimmed_linear` is cut: its ``top``-th largest and its ``bottom``-th smallest term.
+
+    Both ``(..., out)``, without gradient; infinite where nothing is removed, NaN where the sum is.
+    """
+    _check(x, weight, None)
+    blocked.check_counts(top, bottom, weight.shape[1])
+    with torch.no_grad():
+        order, ranked, bound = _arrays(weight, prepared)
+        flat = x.reshape(-1, x.shape[-1])
+        found = torch.ops.ell0.trimmed_linear(flat, weight, None, order, ranked, bound, top, bottom, True)
+        high, low = (cut.T.reshape(*x.shape[:-1], weight.shape[0]) for cut in found[1])
+    return high, torch.where(high.isnan(), high, low)
+
+
 def check_k(k: int, in_features: int) -> None:
     """Raises unless k terms can leave on each side of ``in_features``."""
     if isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise ValueError(f"k must be an integer, got {k!r}")
     if not 0 <= 2 * k < in_features:
         raise ValueError(f"k must satisfy 0 <= 2*k < in_features, got k={k} with in_features={in_features}")
+
+
+def _arrays(weight: Tensor, prepared: Prepared | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What the kernel wants to know of the weight: as it was prepared, or prepared now."""
+    if prepared is None:
+        arrays: tuple[Tensor, Tensor, Tensor] = torch.ops.ell0.prepare(weight.detach())
+        return arrays
+    if not isinstance(prepared, Prepared):
+        raise ValueError(f"prepared must come from ops.prepare, got {type(prepared).__name__}")
+    if not torch.compiler.is_compiling():
+        prepared.check(weight)
+    return prepared.order, prepared.ranked, prepared.bound
 
 
 def _refuse_forward_mode(*tensors: Tensor | None) -> None:

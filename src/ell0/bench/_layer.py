@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,50 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import data, models, ops
-from .ops import kernel, reference
-from .results import Results
-
-Progress = Callable[[str], None]
+from .. import data, models, ops
+from ..ops import kernel, reference
+from ..results import Results
+from ._timing import Progress, timed
 
 BATCH, IN, OUT = 256, 784, 1568
 KS = (1, 10, 50, 100, 300)
 CHUNKS = (1, 8, 32)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of several things, measured in turns so that a slow moment of the machine hits all of them."""
-
-    seconds: dict[str, list[float]]
-
-    def median(self, name: str) -> float:
-        """Median seconds of one of them."""
-        return statistics.median(self.seconds[name])
-
-    def ratio(self, name: str, to: str) -> dict[str, Any]:
-        """Median over median; low and high are the ratios of single rounds."""
-        rounds = [a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True)]
-        return {
-            "value": self.median(name) / self.median(to),
-            "n": len(rounds),
-            "low": min(rounds),
-            "high": max(rounds),
-            "seconds": self.median(name),
-        }
-
-
-def timed(calls: Mapping[str, Callable[[], object]], rounds: int) -> Timing:
-    """Runs every call once to warm up, then all of them ``rounds`` times in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return Timing(seconds)
 
 
 def topk_baseline(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int) -> Tensor:

@@ -1,0 +1,284 @@
+"""An attack that knows the defence: it searches coordinates and values where truncation leaves a way in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..nn import InputTruncation, TruncatedLinear
+from ..threat import L0Ball
+from .contract import AttackResult, Model, Victim, check_count
+from .sparse_rs import Palette, Search
+
+__all__ = ["adaptive"]
+
+_SEARCH = 10**6  # the random search draws from here on, however many moments came before
+
+
+def adaptive(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    *,
+    queries: int = 1000,
+    candidates: int = 12,
+    sweeps: int = 3,
+    generator: torch.Generator | None = None,
+    rows: Tensor | None = None,
+    target: Tensor | None = None,
+) -> AttackResult:
+    """Changes the units that move the margin most through the truncation, then swaps them, then searches at random.
+
+    A truncated sum moves by clip(w_i v) - clip(w_i x_i) when x_i becomes v, clipped at its cuts: beyond the cut any
+    value is as good as any other, and only which coordinates change, and to which side, matters. So each unit is scored
+    by what it moves in every sum of the layer times the slope of the margin behind it; the ``candidates`` best are
+    tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
+    better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
+    mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
+    without such a layer at its input is scored by its plain gradient.
+
+    Args:
+        queries: for each row; a backward pass counts one.
+        candidates: units tried by a query before one is chosen.  sweeps: rounds of swaps at most.
+        model, x, y, ball, generator, rows, target: as in `sparse_rs`.
+    """
+    check_count("queries", queries)
+    check_count("candidates", candidates)
+    check_count("sweeps", sweeps, least=0)
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+        if ball.budget:
+            state = _State(victim, _scorer(victim), candidates, queries)
+            state.grow()
+            state.swap(sweeps)
+            state.search()
+        return victim.result()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """For every number of some rows the best value it could take, and by how much that is said to move the margin."""
+
+    value: Tensor  # (m, channels, units)
+    gain: Tensor  # (m, units), negative is good
+
+
+class _Gradient:
+    """Scores by the plain gradient of the margin."""
+
+    def __init__(self, victim: Victim) -> None:
+        self.victim = victim
+        self.low, self.high = (victim.units(t) for t in (victim.low, victim.high))
+
+    def options(self, at: Tensor) -> list[Tensor]:
+        """Values that a number may take, each ``(m, channels, units)``."""
+        return [self.low[at], self.high[at]]
+
+    def moves(self, points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
+        """How far each option would move the margin: ``(m, channels, units)`` each. Costs a forward and a backward."""
+        _, slope = self.victim.slopes(points, at)
+        slope, now = self.victim.units(slope), self.victim.units(points)
+        return [slope * (value - now) for value in options]
+
+    def plan(self, points: Tensor, at: Tensor) -> _Plan:
+        """The best option for every number, and what a unit gains by all of its numbers."""
+        options, now = self.options(at), self.victim.units(points)
+        gain, best = torch.stack(self.moves(points, at, options)).min(0)
+        value = torch.stack(options).gather(0, best.unsqueeze(0)).squeeze(0)
+        # Of a pixel's numbers only those that help change; but all of a changed pixel must lie in the box.
+        value = torch.where(gain < 0, value, now.clamp(self.low[at], self.high[at]))
+        mutable = self.victim.units(self.victim.mutable)[at]
+        return _Plan(torch.where(mutable, value, now), gain.clamp(max=0).where(mutable, 0.0).sum(1))
+
+    def palette(self) -> Palette:
+        """Values for the random search."""
+        return Palette(self.victim, "corners")
+
+
+class _Product(_Gradient):
+    """Scores through a truncated product of the input."""
+
+    def __init__(self, victim: Victim, layer: TruncatedLinear) -> None:
+        super().__init__(victim)
+        self.layer = layer
+        self.weight = layer.weight.detach()
+        self.prepared = ops.prepare(self.weight)
+        self.positive, self.negative = (self.weight > 0).to(self.weight), (self.weight < 0).to(self.weight)
+        self.sizes = self.weight.abs().sort(1).values
+
+    def moves(self, points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
+        """The sum over outputs of slope * (clip(w v) - w x), the clip by its share of saturated terms.
+
+        That share is known for each sum; which terms make it up would take a (batch, out, in) tensor. In the limits,
+        a narrow box where none saturates and a wide one where all do, this is exact but for the terms already removed.
+        """
+        _, source, slope = self.victim.slopes_behind(self.layer, points, at)
+        source, slope = source.flatten(1), slope.flatten(1)
+        high, low = ops.cuts(source, self.weight, top=self.layer.k, bottom=self.layer.k, prepared=self.prepared)
+        now = source * (slope @ self.weight)
+        moves = []
+        for value in options:
+            numbers = value.flatten(1)
+            share = self._saturated(high, low, numbers.abs().mean(1))
+            up, down = slope * share * high, slope * share * low
+            far = torch.where(
+                numbers > 0,
+                up @ self.positive + down @ self.negative,
+                torch.where(numbers < 0, up @ self.negative + down @ self.positive, 0.0),
+            )
+            far += numbers * ((slope * (1 - share)) @ self.weight)
+            moves.append((far - now).view_as(value))
+        return moves
+
+    def _saturated(self, high: Tensor, low: Tensor, size: Tensor) -> Tensor:
+        """The share of a row's weights that reach a cut with a value of that size: ``(m, out)``."""
+        cut = torch.minimum(high, -low).clamp(min=0) / size.clamp(min=torch.finfo(size.dtype).tiny).unsqueeze(1)
+        below = torch.searchsorted(self.sizes, cut.T.contiguous())
+        return 1 - below.T.to(cut.dtype) / self.sizes.shape[1]
+
+
+class _Mask(_Gradient):
+    """Scores through an element-wise mask: a number beyond the thresholds counts as 0, one just inside in full."""
+
+    INSIDE = 0.999
+
+    def __init__(self, victim: Victim, layer: InputTruncation) -> None:
+        super().__init__(victim)
+        self.layer = layer
+        self.weight = victim.units(layer.weight.detach().view(1, *victim.x.shape[1:]))
+        least, most = self._thresholds(victim.units(victim.x))
+        ends = [self.INSIDE * cut / torch.where(self.weight == 0, 1.0, self.weight) for cut in (least, most)]
+        self.inner_low = torch.minimum(*ends).clamp(self.low, self.high)
+        self.inner_high = torch.maximum(*ends).clamp(self.low, self.high)
+
+    def _thresholds(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest product that stays, ``(m, 1, 1)`` each. numbers: ``(m, channels, units)``."""
+        products = (self.weight * numbers).flatten(1).sort(1).values
+        k = self.layer.k
+        return products[:, k].view(-1, 1, 1), products[:, products.shape[1] - k - 1].view(-1, 1, 1)
+
+    def options(self, at: Tensor) -> list[Tensor]:
+        return [self.inner_low[at], self.inner_high[at], *super().options(at)]
+
+    def moves(self, points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
+        _, _, slope = self.victim.slopes_behind(self.layer, points, at)
+        slope, numbers = self.victim.units(slope.view_as(points)), self.victim.units(points)
+        least, most = self._thresholds(numbers)
+
+        def kept(value: Tensor) -> Tensor:
+            product = self.weight * value
+            return product.where((product >= least) & (product <= most), 0.0)
+
+        now = kept(numbers)
+        return [slope * (kept(value) - now) for value in options]
+
+    def palette(self) -> Palette:
+        return Palette(self.victim, "corners", self.inner_low, self.inner_high)
+
+
+def _scorer(victim: Victim) -> _Gradient:
+    """What fits the first truncation of the model, if that sees the input as it is."""
+    for layer in victim.model.modules() if isinstance(victim.model, nn.Module) else ():
+        if not isinstance(layer, TruncatedLinear | InputTruncation) or layer.k == 0:
+            continue
+        if not _sees_input(victim, layer):
+            break
+        return _Product(victim, layer) if isinstance(layer, TruncatedLinear) else _Mask(victim, layer)
+    return _Gradient(victim)
+
+
+def _sees_input(victim: Victim, layer: nn.Module) -> bool:
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    try:
+        with torch.no_grad():
+            victim.model(victim.x[:1])
+    finally:
+        hook.remove()
+    same = len(seen) == 1 and seen[0].numel() == victim.x[:1].numel()
+    return same and torch.equal(seen[0].flatten(), victim.x[:1].flatten())
+
+
+class _State:
+    """The points of the rows as they grow. Nothing a row does depends on the other rows."""
+
+    def __init__(self, victim: Victim, scorer: _Gradient, candidates: int, queries: int) -> None:
+        self._victim, self._scorer, self._candidates, self._queries = victim, scorer, candidates, queries
+        self._points = victim.x.clone()
+        self._margin = victim.margin.clone()
+
+    def grow(self) -> None:
+        """Adds units until the budget is spent, several at a time where it is large for the queries."""
+        budget = self._victim.ball.budget
+        steps = max(1, min(budget, self._queries // 2 // (self._candidates + 2)))
+        for step in self._victim.while_standing(range(steps), "adaptive, growing"):
+            count = budget * (step + 1) // steps - budget * step // steps
+            at = self._able(self._victim.standing)
+            self._add(at, self._points[at], count, first=step * self._candidates, always=True)
+
+    def swap(self, sweeps: int) -> None:
+        """Replaces each changed unit of a row in turn by a better one; a row that gained nothing is done."""
+        gaining = torch.ones_like(self._victim.success)
+        for _ in self._victim.while_standing(range(sweeps), "adaptive, swapping"):
+            before = self._margin.clone()
+            changed = self._victim.units(self._points != self._victim.x).any(1) & gaining.unsqueeze(1)
+            places = changed.int().argsort(dim=1, descending=True, stable=True)
+            for turn in range(int(changed.sum(1).max())):
+                at = self._able((changed.sum(1) > turn).nonzero().squeeze(1))
+                self._add(at, self._without(at, places[at, turn]), 1)
+            gaining = self._margin < before
+
+    def search(self) -> None:
+        """Spends what is left on a random search from the best points."""
+        search = Search(
+            self._victim, self._scorer.palette(), first=_SEARCH, start=self._victim.x_best, limit=self._queries
+        )
+        left = self._queries - self._victim.queries[self._victim.standing]
+        for _ in self._victim.while_standing(range(int(left.max()) if len(left) else 0), "adaptive, searching"):
+            search.step(1)
+
+    def _able(self, at: Tensor) -> Tensor:
+        """Those of the rows that stand and can pay for a choice."""
+        pays = self._victim.queries[at] + self._candidates + 2 <= self._queries
+        return at[pays & ~self._victim.success[at]]
+
+    def _without(self, at: Tensor, unit: Tensor) -> Tensor:
+        """The points of the rows with one unit each taken back."""
+        points, clean = (self._victim.units(t[at]) for t in (self._points, self._victim.x))
+        back = torch.zeros_like(points, dtype=torch.bool)
+        back[torch.arange(len(at), device=at.device), :, unit] = True
+        return self._victim.points(torch.where(back, clean, points))
+
+    def _add(self, at: Tensor, points: Tensor, count: int, *, first: int = 0, always: bool = False) -> None:
+        """Tries sets of ``count`` more units on points of the rows; the best becomes theirs if it helps, or always."""
+        if not len(at):
+            return
+        victim = self._victim
+        plan = self._scorer.plan(points, at)
+        numbers = victim.units(points)
+        free = (numbers == victim.units(victim.x[at])).all(1) & victim.units(victim.mutable[at]).any(1)
+        gain = plan.gain.masked_fill(~free, torch.inf)
+        for number in range(self._candidates):
+            live = (~victim.success[at]).nonzero().squeeze(1)
+            if not len(live):
+                return
+            units = self._set(gain[live], at[live], count, number, first + number)
+            chosen = torch.zeros_like(free[live]).scatter(1, units, True) & free[live]
+            trial = victim.points(torch.where(chosen.unsqueeze(1), plan.value[live], numbers[live]))
+            margin = victim.margins(trial, at[live])
+            better = margin < self._margin[at[live]]
+            if always and number == 0:
+                better = torch.ones_like(better)
+            self._points[at[live[better]]] = trial[better]
+            self._margin[at[live[better]]] = margin[better]
+
+    def _set(self, gain: Tensor, at: Tensor, count: int, number: int, moment: int) -> Tensor:
+        """``(m, count)`` units: a single one by its rank; of several the best, from the second set on after shaking."""
+        if count == 1:
+            return gain.argsort(dim=1, stable=True)[:, number : number + 1]
+        if number:
+            gain = gain * (1 + 2 * self._victim.draws.uniform(at, moment, gain.shape[1])).to(gain.dtype)
+        return gain.argsort(dim=1, stable=True)[:, :count]

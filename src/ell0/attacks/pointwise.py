@@ -1,0 +1,181 @@
+"""Pointwise [Schott19]: salt-and-pepper noise, then units go back to their clean values while the model still errs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..threat import L0Ball
+from .contract import AttackResult, Model, Progress, Victim, check_count
+from .sparse_rs import take
+
+__all__ = ["pointwise", "reset_units"]
+
+_FEWER = 80  # per cent of the units of its start that a run asks of another noise
+_BLOCK = 4  # units that are first tried together
+
+
+def pointwise(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    *,
+    repeats: int = 10,
+    starts: int = 8,
+    generator: torch.Generator | None = None,
+    rows: Tensor | None = None,
+    target: Tensor | None = None,
+) -> AttackResult:
+    """Pointwise [Schott19]: a decision-based attack for few changed units; the nearest of ``repeats`` runs is kept.
+
+    A run sets units to salt and pepper, ``high`` and ``low``, in random order until the model errs. Then units go back
+    to their clean values, in random order, as long as the model still errs: in the end no single one can.
+
+    Args:
+        model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box. A run is
+            a success if its distance is within the budget; the budget does not steer it.
+        repeats: runs of each row, which advance together: memory grows with ``repeats * n``.
+        starts: noises that a run draws; it goes on from the one with the fewest changed units.
+        generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
+
+    Differs from [Schott19]'s code: the level of noise is found by doubling and bisection, not on a grid; units go back
+    in blocks that grow and shrink, so a run asks tens of queries, not thousands; each channel draws its own noise.
+    """
+    check_count("repeats", repeats)
+    check_count("starts", starts)
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, minimal=True) as victim:
+        if ball.budget:
+            at, points, order = _noise(victim, repeats, starts)
+            reset_units(victim, at, points, order, "pointwise")
+        return victim.result()
+
+
+def _noise(victim: Victim, repeats: int, starts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The runs that found a start: rows ``(p,)``, points ``(p, channels, units)``, random orders ``(p, units)``."""
+    standing = victim.standing
+    at, clean = standing.repeat(repeats), victim.units(victim.x)[standing].repeat(repeats, 1, 1)
+    fewest, points = torch.zeros_like(at), clean.clone()
+    order = torch.zeros_like(clean[:, 0], dtype=torch.int64)
+    for start in range(starts):
+        noise, rank = _draw(victim, standing, [run * starts + start for run in range(repeats)])
+        level = _least_level(victim, at, clean, noise, rank, fewest)
+        found = level > 0
+        fewest[found] = level[found]
+        points[found] = _noisy(clean, noise, rank, level)[found]
+        order[found] = rank[found].argsort(dim=1)
+    found = fewest > 0
+    return at[found], points[found], order[found]
+
+
+def _draw(victim: Victim, standing: Tensor, moments: list[int]) -> tuple[Tensor, Tensor]:
+    """Noise ``(p, channels, units)``, and the rank ``(p, units)`` at which a unit takes it; runs in order of moments.
+
+    The share of salt is drawn too: where the model takes even noise for the true class, an uneven one may do. Units on
+    which the noise changes nothing come last, all with the same rank.
+    """
+    low, high, mutable, clean = (victim.units(t)[standing] for t in (victim.low, victim.high, victim.mutable, victim.x))
+    numbers, units = clean.shape[1:].numel(), clean.shape[2]
+    noises, ranks = [], []
+    for moment in moments:
+        salt, key, share = victim.draws.uniform(standing, moment, numbers + units + 1).split([numbers, units, 1], dim=1)
+        noise = torch.where(mutable, torch.where(salt.view_as(clean) < share.unsqueeze(2), high, low), clean)
+        changes = (noise != clean).any(1)
+        rank = key.masked_fill(~changes, 1.0).argsort(dim=1).argsort(dim=1)
+        noises.append(noise)
+        ranks.append(torch.where(changes, rank, units))
+    return torch.cat(noises), torch.cat(ranks)
+
+
+def _noisy(clean: Tensor, noise: Tensor, rank: Tensor, level: Tensor) -> Tensor:
+    """The clean points with noise on the first ``level`` ``(p,)`` units."""
+    return torch.where((rank < level.unsqueeze(1)).unsqueeze(1), noise, clean)
+
+
+def _least_level(victim: Victim, at: Tensor, clean: Tensor, noise: Tensor, rank: Tensor, fewest: Tensor) -> Tensor:
+    """A level ``(p,)`` of noise on which the model errs, and does not with one unit less; 0 where none was found.
+
+    The level is doubled until the model errs, then bisected. A run that has a start, of ``fewest > 0`` units, asks once
+    for clearly less and gives up if the model stands.
+    """
+    most = (rank < rank.shape[1]).sum(1)
+    stands, errs = torch.zeros_like(fewest), torch.zeros_like(fewest)  # the levels between which the least one lies
+    level = torch.where(fewest > 0, fewest * _FEWER // 100, 1)
+    asks = ((level > 0) & (level <= most)).nonzero().squeeze(1)
+    while len(asks):
+        points = _noisy(clean[asks], noise[asks], rank[asks], level[asks])
+        broken = victim.errs(victim.points(points), at[asks])
+        errs[asks[broken]] = level[asks[broken]]
+        stands[asks[~broken]] = level[asks[~broken]]
+        level = torch.where(errs > 0, (stands + errs) // 2, torch.minimum(2 * stands, most))
+        more = torch.where(errs > 0, errs - stands > 1, (fewest == 0) & (stands < most))
+        asks = asks[more[asks]]
+    return errs
+
+
+def reset_units(victim: Victim, at: Tensor, points: Tensor, order: Tensor, name: str, goal: int = 1) -> Tensor:
+    """Takes units back to their clean values while the model errs, until no single one of them can go back.
+
+    Units are tried in blocks. A block that goes back doubles the next one; in a block that does not, bisection finds
+    the unit at which it fails. That unit stays, and is tried again in the next round if others went back after it.
+
+    Args:
+        at: ``(p,)``, rows, each as often as it has points.  points: ``(p, channels, units)``, on which the model errs.
+        order: ``(p, units)``, the units in the order in which they are tried; clean ones may be among them.
+        name: of the attack, for the line of progress.
+        goal: a row that is broken within so many units is done.
+
+    Returns the points, ``(p, channels, units)``.
+    """
+    points, clean = points.clone(), victim.units(victim.x)
+    changed = (points != clean[at]).any(1).gather(1, order)
+    queue = order.gather(1, (~changed).to(torch.int8).argsort(dim=1, stable=True))
+    size = changed.sum(1)
+    none, block = torch.zeros_like(size), size.clamp(max=_BLOCK)
+    path = torch.arange(len(at), device=at.device)
+    state = torch.stack([path, size, none, none, block, block, none, none])
+    with Progress(name, len(at)) as progress:
+        while (state := state[:, _unsure(state) & torch.isin(at[state[0]], victim.above(goal))]).shape[1]:
+            progress.show(len(at) - state.shape[1], f"{int(victim.queries.max())} queries")
+            path, _, pos, _, _, end, failed, _ = state
+            stop = torch.where(failed > 0, (pos + end) // 2, end).unsqueeze(1)
+            columns = pos.unsqueeze(1) + torch.arange(int((stop.squeeze(1) - pos).max()), device=at.device)
+            # Shorter blocks name their first unit again: the same write, to the same place.
+            units = queue[path.unsqueeze(1), torch.where(columns < stop, columns, pos.unsqueeze(1))]
+            tried = points[path]
+            tried.scatter_(2, units.unsqueeze(1).expand(-1, tried.shape[1], -1), take(clean, at[path], units))
+            errs = victim.errs(victim.points(tried), at[path])
+            points[path[errs]] = tried[errs]
+            state = _advance(state, queue, stop.squeeze(1), errs)
+    return points
+
+
+# The state of a path, a column of `state`: its units are queue[path, :size]. Of those, [:kept] had to stay in this
+# round, [kept:pos] are dealt with, [pos:end] are tried next, and cannot all go back if `failed`. The last `fresh` units
+# that were tried had to stay with the rest as it is now.
+
+
+def _unsure(state: Tensor) -> Tensor:
+    """Whether some unit of a path might still go back: ``(p,)``."""
+    _, size, pos, kept, _, _, _, fresh = state.unbind()
+    return fresh < kept + size - pos
+
+
+def _advance(state: Tensor, queue: Tensor, stop: Tensor, errs: Tensor) -> Tensor:
+    """The next state, now that ``[pos:stop]`` went back (``errs``) or cannot. Moves units that stay up in the queue."""
+    path, size, pos, kept, block, end, failed, fresh = state
+    pos, end = torch.where(errs, stop, pos), torch.where(errs, end, stop)
+    fresh, failed = torch.where(errs, 0, fresh), torch.where(errs, failed, 1)
+    # A last unit of a failed block needs no query of its own: with those before it gone back, it is that block.
+    stays = (failed > 0) & (end - pos == 1)
+    queue[path[stays], kept[stays]] = queue[path[stays], pos[stays]]
+    pos, kept, fresh = pos + stays, kept + stays, fresh + stays
+
+    over = pos == end
+    failed = torch.where(over, 0, failed)
+    block = torch.where(over, torch.where(stays, (block // 2).clamp(min=1), 2 * block), block)
+    around = pos == size
+    size, pos, kept = torch.where(around, kept, size), torch.where(around, 0, pos), torch.where(around, 0, kept)
+    block = torch.where(around, 1, block)
+    end = torch.where(over, torch.minimum(pos + block, size), end)
+    return torch.stack([path, size, pos, kept, block, end, failed, fresh])

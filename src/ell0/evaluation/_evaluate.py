@@ -1,0 +1,206 @@
+"""Attacks in order of price on the rows still standing."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..attacks import ATTACKS
+from ..attacks.contract import AttackResult, Model, Victim, check_count
+from ..threat import L0Ball
+from ._record import CLEAN, Evaluation, Share, percent
+from ._state import State, fingerprint
+from ._trust import Probe, batches, beaten, check_claims, clean_pass, nature, on_rows, part, train_mode
+
+Attack = Callable[..., AttackResult]
+
+WHITE_BOX = ("sparse_pgd", "sigma_zero", "adaptive")
+"""Attacks that use gradients."""
+
+_PROBED = 64  # rows that show what kind of outputs a model gives
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An attack of an evaluation: ``attack(model, x, y, ball, *, generator, rows)``, and whether it uses gradients."""
+
+    attack: Attack
+    white_box: bool
+
+
+def default_attacks() -> dict[str, Entry]:
+    """The attacks of an evaluation that names none, in order of price: gradients first, then two value sets."""
+    cascade = {name: Entry(ATTACKS[name], True) for name in WHITE_BOX if name in ATTACKS}
+    for values in ("corners", "uniform"):
+        cascade[f"sparse_rs_{values}"] = Entry(partial(ATTACKS["sparse_rs"], values=values), False)
+    return cascade
+
+
+def evaluate(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    attacks: Mapping[str, Attack | Entry] | Collection[str] | None = None,
+    *,
+    budgets: Collection[int] | None = None,
+    batch: int = 512,
+    seed: int = 0,
+    state_path: Path | str | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Clean accuracy, then every attack in turn on the rows that still stand.
+
+        evaluation = evaluate(model, x, y, L0Ball(5), {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
+        print(evaluation)
+
+    A row is robust only if no attack breaks it. A row misclassified from the start is broken, at no query. For the
+    figure of one attack on all rows, evaluate with that attack alone.
+
+    Args:
+        model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
+        attacks: name -> a configured attack, run in this order; a function that is not of ``ell0.attacks`` comes as an
+            `Entry`, which says whether it is white-box. Or names, of ``ATTACKS`` or of `default_attacks`, which is what
+            None stands for.
+        budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
+            rows still standing: a row broken with d changes is broken at every budget from d.
+        batch: rows in one call of an attack; the result does not depend on it.
+        seed: gives each attack, by its name, the key of its draws.
+        state_path: a file that is rewritten after each batch; a killed evaluation called again with the same arguments
+            goes on from there, with any batch size.
+        progress: a line for each attack that ends, if standard error is a terminal.
+
+    Raises a RuntimeError if, at the end, a point lies outside the ball or the model does not err on it.
+    """
+    entries = _entries(attacks)
+    check_count("batch", batch)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be an int, got {seed!r}")
+    path = _checked_path(state_path)
+    Victim(model, x, y, ball, generator=None, rows=None, target=None, finite=False)  # checks the arguments as a whole
+    steps = _checked_budgets(budgets, ball)
+    flags = train_mode(model)
+    with on_rows(model, x, y, ball, torch.arange(1)):  # the model stays in eval mode to the end, for every attack
+        probe = Probe.of(model, x[:_PROBED])
+        wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable)
+        _rehearse(model, x, ball, entries, seed)
+        attacks_ = {name: entry.attack for name, entry in entries.items()}
+        parts = fingerprint(model, x, y, ball, attacks_, steps, seed, wrong)
+        state = State.fresh(x, wrong, len(entries))
+        if path is not None and path.exists():
+            state = State.load(path, x, parts)
+        for budget, (column, (name, entry)) in product(filter(None, steps), list(enumerate(entries.items()))):
+            waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
+            for rows in batches(waiting, batch):
+                start, here = time.perf_counter(), rows.to(x.device)
+                mine = part(ball, x, here, budget)
+                result = entry.attack(model, x[here], y[here], mine, generator=_generator(seed, name), rows=here)
+                state.learn(column, budget, rows, result)
+                state.seconds[column] += time.perf_counter() - start
+                if path is not None:
+                    state.save(path, x, parts)
+            if progress and waiting.any() and sys.stderr.isatty():
+                stands = Share(int((state.verdict < 0).sum()), len(x))
+                print(f"{name}, budget {budget}: robust accuracy {percent(stands)}", file=sys.stderr)
+        lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random)
+    flags += nature(probe, int(blind.sum()), lost, len(x))
+    flags += beaten(state, [entry.white_box for entry in entries.values()])
+    return Evaluation(
+        ball=ball,
+        attacks={name: entry.white_box for name, entry in entries.items()},
+        budgets=steps,
+        verdict=state.verdict,
+        distance=state.distance,
+        x_adv=state.x_adv,
+        queries=state.queries,
+        tried=state.tried,
+        seconds=tuple(state.seconds.tolist()),
+        units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
+        flags=tuple(flags),
+    )
+
+
+def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], seed: int) -> None:
+    """Calls every attack on a row given a wrong label, so already broken: it costs no query, and an attack that cannot
+    honour the ball or its own parameters says so now, not after hours of cheaper ones."""
+    row = torch.zeros(1, dtype=torch.int64, device=x.device)
+    with torch.no_grad():
+        logits = model(x[:1])
+    label = (logits.argmax(1) + 1) % logits.shape[1]
+    for name, entry in entries.items():
+        mine = part(ball, x, row, ball.budget)
+        entry.attack(model, x[:1], label, mine, generator=_generator(seed, name), rows=row)
+
+
+def _entries(attacks: Mapping[str, Attack | Entry] | Collection[str] | None) -> dict[str, Entry]:
+    if attacks is None:
+        return default_attacks()
+    if isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks):
+        raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
+    if not isinstance(attacks, Mapping):
+        return _named(attacks)
+    entries = {}
+    for name, attack in attacks.items():
+        if not isinstance(name, str) or name in ("", CLEAN):
+            raise ValueError(f"attacks must be named by strings other than {CLEAN!r}, got {name!r}")
+        if not callable(attack.attack if isinstance(attack, Entry) else attack):
+            raise ValueError(f"attacks must be functions, got {attack!r} as {name!r}")
+        entries[name] = attack if isinstance(attack, Entry) else Entry(attack, _is_white_box(name, attack))
+    return entries
+
+
+def _named(names: Collection[str]) -> dict[str, Entry]:
+    known = {name: Entry(attack, name in WHITE_BOX) for name, attack in ATTACKS.items()} | default_attacks()
+    entries: dict[str, Entry] = {}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"attacks must be among {', '.join(sorted(known))}, got {name!r}")
+        if name in entries:
+            raise ValueError(f"attacks must differ, got {name!r} twice")
+        entries[name] = known[name]
+    return entries
+
+
+def _is_white_box(name: str, attack: Attack) -> bool:
+    function: object = attack
+    while isinstance(function, partial):
+        function = function.func
+    for known, candidate in ATTACKS.items():
+        if candidate is function:
+            return known in WHITE_BOX
+    raise ValueError(f"attacks from elsewhere must say what they use, got {name!r} without Entry(..., white_box=...)")
+
+
+def _checked_path(state_path: Path | str | None) -> Path | None:
+    if state_path is None:
+        return None
+    path = Path(state_path)
+    if path.is_dir():
+        raise ValueError(f"state_path must be a file, got the folder {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"state_path must be in a folder that exists, got {str(path)!r}")
+    return path
+
+
+def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:
+    if budgets is None:
+        return (ball.budget,)
+    good = all(isinstance(b, int) and not isinstance(b, bool) and 0 <= b <= ball.budget for b in budgets)
+    if not good or not budgets or len(set(budgets)) < len(budgets):
+        raise ValueError(f"budgets must be different ints from 0 to the ball's {ball.budget}, got {budgets!r}")
+    return tuple(sorted({*budgets, ball.budget}))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """The same for every batch and budget; an attack keeps its draws whatever other attacks run beside it."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

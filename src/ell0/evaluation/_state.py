@@ -1,0 +1,108 @@
+"""How far an evaluation is, in memory and in a file from which a killed one goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..attacks.contract import AttackResult, Model
+from ..results import write_whole
+from ..threat import L0Ball
+
+
+@dataclass
+class State:
+    """How far an evaluation is; the tensors are those of `Evaluation`."""
+
+    verdict: Tensor
+    distance: Tensor
+    queries: Tensor
+    tried: Tensor
+    seconds: Tensor
+    x_adv: Tensor
+
+    @classmethod
+    def fresh(cls, x: Tensor, wrong: Tensor, attacks: int) -> State:
+        unbroken = torch.where(wrong, 0, -1)
+        nothing = torch.zeros(len(x), attacks, dtype=torch.int64)
+        seconds = torch.zeros(attacks, dtype=torch.float64)
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, x.detach().clone())
+
+    def learn(self, column: int, budget: int, rows: Tensor, result: AttackResult) -> None:
+        """Takes over what an attack found for some rows."""
+        success = result.success.cpu()
+        self.queries[rows, column] += result.queries.cpu()
+        self.tried[rows, column] = budget
+        broken = rows[success]
+        self.verdict[broken] = column + 1
+        self.distance[broken] = result.distance.cpu()[success]
+        self.x_adv[broken.to(self.x_adv.device)] = result.x_adv[result.success]
+
+    def save(self, path: Path, x: Tensor, parts: dict[str, str]) -> None:
+        """Writes the file whole. Of x_adv only what differs from x."""
+        at = (self.x_adv != x).flatten().nonzero().squeeze(1)
+        arrays = {key: value.numpy() for key, value in vars(self).items() if key != "x_adv"}
+        arrays |= {"at": at.cpu().numpy(), "values": self.x_adv.flatten()[at].double().cpu().numpy()}
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, parts=np.array(json.dumps(parts)), **arrays)
+        write_whole(path, file.getvalue())
+
+    @classmethod
+    def load(cls, path: Path, x: Tensor, parts: dict[str, str]) -> State:
+        """Reads what `save` wrote; raises if it is of another evaluation, and says in what."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: torch.from_numpy(file[key]) for key in file.files if key != "parts"}
+                saved = json.loads(str(file["parts"]))
+            at, values = arrays.pop("at"), arrays.pop("values")
+            state = cls(**arrays, x_adv=x.detach().clone(memory_format=torch.contiguous_format))
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"state_path must be a file that evaluate wrote, got {str(path)!r}") from error
+        differs = [part for part in {**saved, **parts} if saved.get(part) != parts.get(part)]
+        if differs:
+            what = ", ".join(differs)
+            raise ValueError(f"state_path must be of this evaluation, but {str(path)!r} differs in: {what}")
+        state.x_adv.view(-1)[at.to(x.device)] = values.to(x)
+        return state
+
+
+def fingerprint(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    attacks: dict[str, Callable[..., AttackResult]],
+    budgets: tuple[int, ...],
+    seed: int,
+    wrong: Tensor,
+) -> dict[str, str]:
+    """What makes an evaluation the same: by part, in words or as a hash. A model that is no module is known by its
+    errors."""
+    parts = {"x": _print(x), "y": _print(y), "seed": _print(seed), "budgets": _print(budgets)}
+    parts["model"] = _print(model.state_dict() if isinstance(model, nn.Module) else wrong)
+    parts["ball"] = _print({key: float(v) if isinstance(v, int) else v for key, v in vars(ball).items()})
+    parts["attacks"] = ", ".join(attacks)
+    for name, attack in attacks.items():
+        parameters = inspect.signature(attack).parameters.values()
+        parts[f"parameters of {name}"] = _print({p.name: p.default for p in parameters if p.default is not p.empty})
+    return parts
+
+
+def _print(value: object) -> str:
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw).hexdigest()}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_print(item)}" for key, item in value.items())
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -1,0 +1,63 @@
+"""Models whose answer for a row does not depend on the rest of the batch, and the optimum on linear ones."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ell0 import L0Ball
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    """Standard normal, float64."""
+    return torch.randn(shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Sums(nn.Module):
+    """A linear layer that adds up each row by itself in float64: logits ``(n, out)`` of x ``(n, ...)``."""
+
+    def __init__(self, features: int, out: int, seed: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(random(out, features, seed=seed) / features**0.5)
+        self.bias = nn.Parameter(random(out, seed=seed + 1) / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1).double().unsqueeze(1) * self.weight).sum(2) + self.bias
+
+
+def network(features: int, classes: int = 3, seed: int = 0) -> nn.Sequential:
+    """Two layers with modules that have a mode and buffers between them."""
+    return nn.Sequential(
+        Sums(features, 8, seed), nn.BatchNorm1d(8).double(), nn.Tanh(), nn.Dropout(0.5), Sums(8, classes, seed + 2)
+    ).eval()
+
+
+def margins(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Tensor:
+    """z_y - max of the other logits, or the max of the others - z_target: ``(n,)``."""
+    own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    rest = logits.masked_fill(nn.functional.one_hot(labels, logits.shape[1]).bool(), -torch.inf).amax(1)
+    return rest - own if targeted else own - rest
+
+
+def optimum(model: Sums, x: Tensor, y: Tensor, ball: L0Ball) -> Tensor:
+    """Fewest units that make a linear model err, ``(n,)`` int64; one more than there are units where none do.
+
+    For each wrong class c, with v = w_c - w_y, a number can add max(v (low - x), v (high - x), 0) to z_c - z_y, a unit
+    the sum over its numbers; the best units are taken until the margin is made up for.
+    """
+    low, high, mutable = (t.expand_as(x) for t in ball.box(x))
+    logits = model(x).detach()
+    counts = []
+    for wrong in range(logits.shape[1]):
+        slope = (model.weight[wrong] - model.weight[y]).detach().view(x.shape)
+        gain = torch.maximum(slope * (low - x), slope * (high - x)).clamp(min=0).masked_fill(~mutable, 0)
+        gain = (gain.sum(1) if ball.unit == "pixel" else gain).flatten(1)
+        reached = gain.sort(1, descending=True).values.cumsum(1)
+        lead = (logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits[:, wrong]).unsqueeze(1)
+        counts.append(torch.where(y == wrong, reached.shape[1], (reached <= lead).sum(1)) + 1)
+    return torch.where(logits.argmax(1) == y, torch.stack(counts).amin(0), 0)
+
+
+def rows_apart(model: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether the answers of a model for the rows of x are the same bits one by one."""
+    return torch.equal(model(x), torch.cat([model(row) for row in x.split(1)]))

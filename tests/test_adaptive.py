@@ -1,0 +1,123 @@
+"""The attack that knows the defence: the closed form of one truncated row, masks, and what it falls back to."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor, nn
+
+from ell0 import L0Ball
+from ell0.attacks import adaptive, sparse_rs
+from ell0.attacks.contract import Victim
+from ell0.nn import InputTruncation, TruncatedLinear
+
+
+class Row(nn.Module):
+    """Two classes from one truncated sum: logits -f and f."""
+
+    def __init__(self, d: int, k: int, g: Generator) -> None:
+        super().__init__()
+        self.sum = TruncatedLinear(d, 1, k, dtype=torch.float64)
+        with torch.no_grad():
+            self.sum.weight.copy_(torch.randn(1, d, generator=g))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.sum(x.flatten(1))
+        return torch.cat([-out, out], 1)
+
+
+def optimum(net: Row, x: Tensor, y: Tensor, budget: int) -> Tensor:
+    """The smallest margin that ``budget <= k`` changes of any size can reach: twice the sum without its k + budget
+    largest and its k - budget smallest terms."""
+    sign = 2.0 * y - 1
+    terms = (sign.unsqueeze(1) * x * net.sum.weight.detach()).sort(1, descending=True).values
+    k, d = net.sum.k, x.shape[1]
+    assert net.sum.bias is not None
+    return 2 * (terms[:, k + budget : d - (k - budget)].sum(1) + sign * net.sum.bias.detach())
+
+
+@given(data=st.data())
+@settings(max_examples=25)
+def test_one_truncated_row_falls_to_its_closed_form(data: st.DataObject) -> None:
+    d = data.draw(st.integers(5, 120), "d")
+    k = data.draw(st.integers(1, (d - 1) // 2), "k")
+    budget = data.draw(st.integers(1, min(k, 12, d - k - 1)), "budget")
+    g = Generator().manual_seed(data.draw(st.integers(0, 10**6), "seed"))
+    net = Row(d, k, g)
+    x = torch.rand(12, d, generator=g, dtype=torch.float64) * 2 - 1
+    # Half of the rows agree with the weights so well that no such change breaks them.
+    x[::2] = x[::2].abs() * net.sum.weight.detach().sign() * (1 - 2.0 * (torch.arange(6) % 2)).unsqueeze(1)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+    best = optimum(net, x, y, budget)
+    result = adaptive(net, x, y, L0Ball(budget, low=-1e4, high=1e4), queries=30 * budget)
+    clear = best.abs() > 1e-9
+    assert torch.equal(result.success[clear], (best < 0)[clear])
+    stands = ~result.success
+    torch.testing.assert_close(result.margin[stands], best[stands], rtol=1e-6, atol=1e-9)
+
+
+def test_values_inside_a_mask() -> None:
+    g = Generator().manual_seed(0)
+    mask, linear = InputTruncation(100, 12).double(), nn.Linear(100, 4).double()
+    net = nn.Sequential(mask, linear)
+    x = torch.rand(40, 100, generator=g, dtype=torch.float64) * 2 - 1
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g))
+        mask.weight.copy_(torch.rand(100, generator=g) + 0.5)
+        y = net(x).argmax(1)
+    ball = L0Ball(2, low=-100, high=100)
+    mine = adaptive(net, x, y, ball, queries=300)
+    corners = sparse_rs(net, x, y, ball, queries=300)
+    assert mine.success.sum() >= corners.success.sum() + 6
+    used = mine.x_adv[mine.x_adv != x]
+    assert (used.abs() < 5).any()
+
+
+@pytest.mark.parametrize(
+    ("net", "kind"),
+    [
+        (nn.Sequential(nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
+        (nn.Sequential(nn.Flatten(), TruncatedLinear(12, 3, 0)), "_Gradient"),
+        (nn.Sequential(nn.Flatten(), nn.Tanh(), TruncatedLinear(12, 3, 2)), "_Gradient"),
+        (nn.Sequential(InputTruncation((3, 2, 2), 2), nn.Flatten(), nn.Linear(12, 3)), "_Mask"),
+        (nn.Sequential(nn.Flatten(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "_Gradient"),
+    ],
+)
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+def test_the_defence_is_recognised(net: nn.Module, kind: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    module = importlib.import_module("ell0.attacks.adaptive")
+    real = module._scorer
+
+    def spy(victim: Victim) -> object:
+        scorer = real(victim)
+        found.append(type(scorer).__name__)
+        return scorer
+
+    monkeypatch.setattr(module, "_scorer", spy)
+    x = torch.rand(9, 3, 2, 2, generator=Generator().manual_seed(1)) * 2 - 1
+    with torch.no_grad():
+        y = net(x).argmax(1)
+    adaptive(net, x, y, L0Ball(2, unit, low=-10, high=10), queries=60)  # type: ignore[arg-type]
+    assert found == [kind]
+
+
+def test_a_large_budget_grows_in_sets() -> None:
+    g = Generator().manual_seed(0)
+    weight = torch.randn(5, 200, generator=g, dtype=torch.float64)
+    x = torch.rand(20, 200, generator=g, dtype=torch.float64) * 2 - 1
+
+    def model(z: Tensor) -> Tensor:
+        return (z.unsqueeze(1) * weight).sum(2)
+
+    y = model(x).argmax(1)
+    result = adaptive(model, x, y, L0Ball(60), queries=60)
+    assert result.success.all()
+    assert result.queries.max() <= 60

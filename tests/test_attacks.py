@@ -1,0 +1,670 @@
+"""The contract that every attack keeps, and how near the known optimum of a linear model it comes."""
+
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor, nn
+
+from ell0 import L0Ball
+from ell0.attacks import ATTACKS, AttackResult
+from ell0.attacks.contract import Victim
+from ell0.threat import Unit
+from oracle import Sums, margins, network, optimum, random, rows_apart
+
+inf, nan = math.inf, math.nan
+
+
+class Price(NamedTuple):
+    """What a test lets an attack spend: its settings, and the queries that a row may then cost."""
+
+    settings: dict[str, Any]
+    most: float
+
+
+CHEAP = {
+    "sparse_rs": Price({"queries": 15}, 15),
+    "pointwise": Price({"repeats": 2}, inf),
+    "sigma_zero": Price({"steps": 8}, inf),
+    "sparse_pgd": Price({"steps": 6}, 12),
+    "adaptive": Price({"queries": 24, "candidates": 2}, 24),
+}
+STRONG: dict[str, dict[str, Any]] = {
+    "sparse_rs": {"queries": 600, "restarts": 3},
+    "pointwise": {"repeats": 10},
+    "sigma_zero": {"steps": 200, "minimise": True},
+    "sparse_pgd": {"steps": 100, "restarts": 3},
+    "adaptive": {"queries": 600},
+}
+DRAWLESS = {"sigma_zero"}  # the same from every key
+SHAPES: list[tuple[Unit, tuple[int, ...]]] = [
+    ("feature", (12,)),
+    ("feature", (1, 3, 4)),
+    ("feature", (3, 2, 2)),
+    ("pixel", (1, 3, 4)),
+    ("pixel", (3, 3, 4)),
+]
+
+# 100 cases in `make test`, 500 in `make test-full`.
+cases = settings(max_examples=min(500, settings().max_examples // 2))
+every_attack = pytest.mark.parametrize("name", ATTACKS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows to attack; ``labels`` are what the attack works against, or for."""
+
+    model: Callable[[Tensor], Tensor]
+    x: Tensor
+    y: Tensor
+    ball: L0Ball
+    target: Tensor | None = None
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y if self.target is None else self.target
+
+    def margin(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return margins(self.model(x), self.labels, targeted=self.target is not None)
+
+    def broken(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            given = self.model(x).argmax(1)
+        return given != self.y if self.target is None else given == self.target
+
+    def attack(self, name: str, seed: int = 0, rows: Tensor | None = None, **changes: Any) -> AttackResult:
+        return ATTACKS[name](
+            self.model,
+            self.x,
+            self.y,
+            self.ball,
+            target=self.target,
+            rows=rows,
+            generator=Generator().manual_seed(seed),
+            **(CHEAP[name].settings | changes),
+        )
+
+    def part(self, which: Tensor) -> "Problem":
+        """Some of the rows, the box and the mask with them."""
+
+        def take(value: Any) -> Any:
+            whole = isinstance(value, Tensor) and value.shape == self.x.shape
+            return value[which] if whole else value
+
+        ball = L0Ball(
+            self.ball.budget, self.ball.unit, take(self.ball.low), take(self.ball.high), take(self.ball.mutable)
+        )
+        target = None if self.target is None else self.target[which]
+        return Problem(self.model, self.x[which], self.y[which], ball, target)
+
+
+def problem(
+    unit: Unit = "feature",
+    shape: tuple[int, ...] = (12,),
+    n: int = 7,
+    *,
+    budget: int = 2,
+    targeted: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Problem:
+    """Rows on a small network; in larger batches every fifth one is mislabelled."""
+    model = network(math.prod(shape), seed=seed)
+    x = random(n, *shape, seed=seed + 7).clamp(-0.9, 0.9).to(dtype)
+    y = model(x).argmax(1)
+    y[3::5] = (y[3::5] + 1) % 3
+    return Problem(model, x, y, L0Ball(budget, unit), (y + 1) % 3 if targeted else None)
+
+
+def check(p: Problem, result: AttackResult, most: float = inf) -> None:
+    """Everything that a result says of itself, found out again."""
+    n = len(p.x)
+    assert result.x_adv.shape == result.x_best.shape == p.x.shape
+    assert result.x_adv.dtype == result.x_best.dtype == p.x.dtype
+    assert result.success.dtype == torch.bool
+    assert result.distance.dtype == result.queries.dtype == torch.int64
+    assert all(t.shape == (n,) for t in (result.success, result.distance, result.queries, result.margin))
+    assert not any(getattr(result, field.name).requires_grad for field in fields(result))
+
+    for points in (result.x_adv, result.x_best):
+        assert p.ball.contains(p.x, points).all()
+    start, success = p.broken(p.x), result.success
+    assert torch.equal(p.broken(result.x_adv), success | start)
+    assert success[start].all()
+    assert not result.distance[start].any()
+    assert not result.queries[start].any()
+    assert torch.equal(result.x_adv[~success | start], p.x[~success | start])
+    assert torch.equal(result.distance, torch.where(success, p.ball.count(p.x, result.x_adv), -1))
+
+    assert torch.equal(result.margin, p.margin(result.x_best))
+    assert (result.margin <= p.margin(p.x)).all()
+    assert (result.margin <= p.margin(result.x_adv)).all()
+    assert (result.margin[~success] >= 0).all()  # a lower one would have been a success
+
+    assert (result.queries <= most).all()
+    if p.ball.budget:
+        assert (result.queries[~success] > 0).all()
+
+
+def same(one: AttackResult, other: AttackResult) -> bool:
+    return all(torch.equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(AttackResult))
+
+
+def test_every_attack_has_a_price() -> None:
+    assert set(ATTACKS) <= set(CHEAP)
+    assert set(ATTACKS) <= set(STRONG)
+
+
+def test_the_models_of_these_tests_answer_each_row_by_itself() -> None:
+    for shape in {shape for _, shape in SHAPES}:
+        p = problem(shape=shape, n=64)
+        assert rows_apart(p.model, p.x)
+        assert rows_apart(Sums(math.prod(shape), 3), p.x)
+
+
+@every_attack
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("n", [1, 7, 64])
+@pytest.mark.parametrize(("unit", "shape"), SHAPES)
+def test_a_result_is_what_it_says(name: str, unit: Unit, shape: tuple[int, ...], n: int, targeted: bool) -> None:
+    p = problem(unit, shape, n, targeted=targeted)
+    x, y = p.x.clone(), p.y.clone()
+    result = p.attack(name)
+    check(p, result, CHEAP[name].most)
+    assert torch.equal(p.x, x)
+    assert torch.equal(p.y, y)
+    if n == 64:
+        tried = ~p.broken(p.x)
+        assert result.success[tried].any()
+        # A decision-based attack on a hopeless row may never see a point of the ball.
+        assert (result.margin < p.margin(p.x))[tried].any()
+
+
+@every_attack
+def test_a_float64_input_stays_float64(name: str) -> None:
+    p = problem(dtype=torch.float64)
+    check(p, p.attack(name))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, Tensor]:
+    """Boxes of every shape, frozen numbers, any budget; and row ids."""
+    unit, shape = draw(st.sampled_from([*SHAPES, ("feature", (1,)), ("pixel", (2, 1, 3))]))
+    p = problem(
+        unit,
+        shape,
+        draw(st.sampled_from([1, 2, 5])),
+        budget=draw(st.integers(0, math.prod(shape[-2:] if unit == "pixel" else shape))),
+        targeted=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.float32, torch.float64])),
+        seed=draw(st.integers(0, 1000)),
+    )
+    generator = Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def numbers(kind: str) -> Tensor:
+        size = {"row": p.x.shape, "input": shape, "last": shape[-1:]}[kind]
+        return torch.rand(size, generator=generator, dtype=torch.float64)
+
+    kinds = st.sampled_from(["number", "row", "input", "last"])
+    low, high = (draw(kinds) for _ in range(2))
+    mutable = draw(st.sampled_from([None, "row", "input", "last"]))
+    ball = L0Ball(
+        p.ball.budget,
+        unit,
+        -1.0 if low == "number" else -numbers(low),
+        1.5 if high == "number" else numbers(high),
+        None if mutable is None else numbers(mutable) < draw(st.sampled_from([0.0, 0.5, 0.9])),
+    )
+    return replace(p, ball=ball), torch.randperm(1000, generator=generator)[: len(p.x)]
+
+
+@every_attack
+@cases
+@given(problems())
+def test_the_contract_holds_everywhere(name: str, case: tuple[Problem, Tensor]) -> None:
+    p, rows = case
+    whole = p.attack(name, rows=rows)
+    check_any_box(p, whole, CHEAP[name].most)
+    last = torch.tensor([len(p.x) - 1])
+    alone = p.part(last).attack(name, rows=rows[last])
+    assert same(alone, AttackResult(*(getattr(whole, f.name)[last] for f in fields(AttackResult))))
+
+
+def check_any_box(p: Problem, result: AttackResult, most: float) -> None:
+    """As `check`; where nothing may change, no query need be spent."""
+    idle = ~result.success & (result.queries == 0)
+    if p.ball.mutable is None:
+        assert not idle.any() or p.ball.budget == 0
+    else:
+        assert not p.ball.mutable.expand_as(p.x)[idle].any() or p.ball.budget == 0
+    check(p, replace(result, queries=torch.where(idle, 1, result.queries)), max(most, 1))
+
+
+def rugged(x: Tensor) -> Tensor:
+    """Always class 0, by a margin that no point tells of another."""
+    wave = torch.sin(1000 * x.flatten(1).double() * torch.arange(1, x[0].numel() + 1)).sum(1)
+    return torch.stack([100 + wave, torch.zeros_like(wave)], 1)
+
+
+@every_attack
+def test_the_key_decides_the_draws(name: str) -> None:
+    p = problem(n=20, budget=12)
+    p = replace(p, model=rugged, y=torch.zeros_like(p.y))
+    state = torch.random.get_rng_state()
+    first = p.attack(name, seed=3)
+    assert same(first, p.attack(name, seed=3))
+    if name not in DRAWLESS:
+        assert not torch.equal(first.x_best, p.attack(name, seed=4).x_best)
+        assert not torch.equal(first.x_best, p.attack(name, seed=3, rows=torch.arange(20) + 20).x_best)
+    # No generator: a private seed 0.
+    assert same(p.attack(name, seed=0), ATTACKS[name](rugged, p.x, p.y, p.ball, **CHEAP[name].settings))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@every_attack
+@pytest.mark.parametrize(("unit", "shape"), [SHAPES[0], SHAPES[-1]])
+def test_the_batch_split_changes_nothing(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+    p = problem(unit, shape, 64)
+    whole = p.attack(name)
+    order = torch.randperm(64, generator=Generator().manual_seed(1))
+    parts = order.split([1, 20, 43])
+    results = AttackResult.cat(p.part(part).attack(name, rows=part) for part in parts)
+    back = order.argsort()
+    assert same(whole, AttackResult(*(getattr(results, f.name)[back] for f in fields(AttackResult))))
+
+
+@every_attack
+def test_more_restarts_are_never_worse(name: str) -> None:
+    names = {"restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters)
+    if not names:
+        pytest.skip("an attack without restarts")
+    p = problem(n=64, budget=1)
+    argument = names.pop()
+    once, more = (p.attack(name, **dict[str, Any]({argument: count})) for count in (1, 3))
+    assert (more.success >= once.success).all()
+    assert (more.distance <= once.distance)[once.success].all()
+    assert (more.margin <= once.margin)[~more.success].all()
+    assert (more.success > once.success).any() or (more.distance < once.distance).any()
+
+
+@every_attack
+def test_frozen_numbers_stay_and_add_only_features_only_grow(name: str) -> None:
+    p = problem(n=20)
+    mutable = torch.arange(12) % 3 > 0
+    ball = L0Ball(3, low=p.x, high=torch.full_like(p.x, 2.0), mutable=mutable)
+    p = replace(p, ball=ball)
+    result = p.attack(name)
+    check(p, result, CHEAP[name].most)
+    assert torch.equal(result.x_best[:, ~mutable], p.x[:, ~mutable])
+    assert (result.x_best >= p.x).all()
+    assert (result.x_best > p.x).any()
+
+
+@every_attack
+@pytest.mark.parametrize(("unit", "shape"), [SHAPES[0], SHAPES[-1]])
+def test_clean_values_outside_the_box_stay_only_in_units_that_stay(
+    name: str, unit: Unit, shape: tuple[int, ...]
+) -> None:
+    p = problem(unit, shape, 20)
+    p = replace(p, ball=L0Ball(2, unit, -0.5, 0.5))
+    result = p.attack(name)
+    check(p, result, CHEAP[name].most)
+    assert (result.x_best != p.x).any()
+
+
+@every_attack
+def test_a_budget_of_0_leaves_only_what_is_wrong_already(name: str) -> None:
+    p = problem(budget=0)
+    result = p.attack(name)
+    assert torch.equal(result.success, p.broken(p.x))
+    assert torch.equal(result.x_adv, p.x)
+    assert not result.queries.any()
+
+
+def modes(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+@every_attack
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_comes_back_as_it_was(name: str, fails: bool) -> None:
+    p = problem(n=20)
+    model = p.model
+    assert isinstance(model, nn.Sequential)
+    model.train()
+    model[1].eval()
+    first, norm = model[0], model[1]
+    assert isinstance(first, Sums)
+    first.bias.requires_grad_(False)
+    first.weight.grad = torch.full_like(first.weight, 3.0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    asked = modes(model), [parameter.requires_grad for parameter in model.parameters()]
+    seen = []
+
+    def look(module: nn.Module, _: Any) -> None:
+        seen.append(module.training)
+        if fails and len(seen) == 3:
+            raise KeyboardInterrupt
+
+    for module in model:
+        module.register_forward_pre_hook(look)
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            p.attack(name)
+    else:
+        p.attack(name)
+    assert not any(seen)
+    assert (modes(model), [parameter.requires_grad for parameter in model.parameters()]) == asked
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(first.weight.grad, torch.full_like(first.weight, 3.0))
+    assert all(parameter.grad is None for parameter in norm.parameters())
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+@every_attack
+def test_a_caller_without_gradients_is_served_all_the_same(name: str) -> None:
+    p = problem()
+    expected = p.attack(name)
+    with torch.no_grad():
+        assert same(p.attack(name), expected)
+    assert same(replace(p, x=p.x.clone().requires_grad_()).attack(name), expected)
+
+
+@every_attack
+def test_a_batch_that_does_not_fit_is_split(name: str) -> None:
+    p = problem(n=17)
+    sizes = []
+
+    def small(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > 5:
+            raise torch.OutOfMemoryError("out of memory")
+        return p.model(x)
+
+    assert same(replace(p, model=small).attack(name), p.attack(name))
+    assert max(sizes) > 5
+    with pytest.raises(torch.OutOfMemoryError):
+        replace(p, model=lambda x: small(x.repeat(6, 1))).attack(name)
+
+
+@every_attack
+def test_what_a_model_takes_back_is_no_success(name: str) -> None:
+    """This one errs on every point that it has not seen before, and never again."""
+    p = problem(n=5)
+    known = {row.numpy().tobytes() for row in p.x}
+    y = torch.zeros_like(p.y)
+
+    def liar(x: Tensor) -> Tensor:
+        new = []
+        for row in x.detach():
+            new.append(row.numpy().tobytes() not in known)
+            known.add(row.numpy().tobytes())
+        lean = torch.where(torch.tensor(new), -1.0, 1.0) + 1e-3 * x.sum(1)
+        return torch.stack([lean, -lean], 1)
+
+    result = replace(p, model=liar, y=y).attack(name)
+    assert (result.margin < 0).any()
+    assert not result.success.any()
+    assert (result.distance == -1).all()
+    assert torch.equal(result.x_adv, p.x)
+
+
+def rough(x: Tensor) -> Tensor:
+    """Logits of three classes."""
+    return torch.stack([x.flatten(1).sum(1), x.flatten(1)[:, 0], torch.zeros(len(x))], 1)
+
+
+def only_clean(bad: float) -> Callable[[Tensor], Tensor]:
+    """Right on numbers inside [-0.9, 0.9], else its first logit is bad."""
+
+    def model(x: Tensor) -> Tensor:
+        first = torch.where(x.flatten(1).abs().amax(1) > 0.95, bad, 5.0)
+        return torch.stack([first + 1e-3 * x.flatten(1).sum(1), torch.zeros(len(x))], 1)
+
+    return model
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "NaN": (lambda x: rough(x) * nan, "finite logits, got nan"),
+    "infinity": (lambda x: rough(x) + inf, "finite logits, got inf"),
+    "NaN later": (only_clean(nan), "finite logits, got nan"),
+    "infinity later": (only_clean(inf), "finite logits, got inf"),
+    "one class": (lambda x: rough(x)[:, :1], "2 classes or more, got .* shape \\(7, 1\\)"),
+    "no classes": (lambda x: rough(x)[:, 0], "shape \\(7, classes\\).*shape \\(7,\\)"),
+    "too few rows": (lambda x: rough(x)[:-1], "shape \\(7, classes\\)"),
+    "a list": (lambda x: rough(x).tolist(), "shape \\(7, classes\\)"),
+    "whole numbers": (lambda x: rough(x).long(), "floating-point logits"),
+    "in place": (lambda x: rough(x.clamp_(-0.5, 0.5)), "leave its input"),
+}
+
+
+@every_attack
+@pytest.mark.parametrize("bad", BAD_MODELS)
+def test_a_bad_model_is_refused(name: str, bad: str) -> None:
+    model, message = BAD_MODELS[bad]
+    p = replace(problem(), model=model, y=torch.zeros(7, dtype=torch.int64))
+    x = p.x.clone()
+    with pytest.raises(ValueError, match=f"^model must.*{message}"):
+        p.attack(name)
+    assert torch.equal(p.x, x)
+
+
+BAD_ARGUMENTS: dict[str, tuple[Callable[[Problem], Problem], str]] = {
+    "empty": (lambda p: p.part(torch.arange(0)), "x must have at least one row"),
+    "whole numbers": (lambda p: replace(p, x=p.x.long()), "x must be a floating-point"),
+    "no rows": (lambda p: replace(p, x=p.x[0]), "x must be a floating-point"),
+    "NaN": (lambda p: replace(p, x=p.x * nan), "x must be finite"),
+    "budget": (lambda p: replace(p, ball=L0Ball(13)), "budget must be at most .* budget=13 with 12 units"),
+    "pixel": (lambda p: replace(p, ball=L0Ball(1, "pixel")), re.escape('unit="pixel", got shape (7, 12)')),
+    "box": (lambda p: replace(p, ball=L0Ball(1, low=torch.zeros(5))), "low must be broadcastable"),
+    "mutable": (lambda p: replace(p, ball=L0Ball(1, mutable=torch.ones(2, 7, 12) > 0)), "mutable must be broadcast"),
+    "not a ball": (lambda p: replace(p, ball=cast(Any, 3)), "ball must be an L0Ball, got 3"),
+    "label": (lambda p: replace(p, y=p.y + 3), "y must lie in 0 .. 2, .* got [345]"),
+    "negative label": (lambda p: replace(p, y=p.y - 3), "y must lie in 0 .. 2"),
+    "float labels": (lambda p: replace(p, y=p.y.float()), "y must be an integer tensor of shape \\(7,\\)"),
+    "labels of another shape": (lambda p: replace(p, y=p.y[:, None]), "y must be an integer tensor"),
+    "too few labels": (lambda p: replace(p, y=p.y[1:]), "y must be an integer tensor"),
+    "labels in a list": (lambda p: replace(p, y=cast(Any, p.y.tolist())), "y must be an integer tensor"),
+    "target": (lambda p: replace(p, target=torch.full((7,), 3)), "target must lie in 0 .. 2, .* got 3"),
+    "no new target": (lambda p: replace(p, target=p.y), "target must differ from y in every row, row 0"),
+    "float target": (lambda p: replace(p, target=p.y.float()), "target must be an integer tensor"),
+}
+
+
+@every_attack
+@pytest.mark.parametrize("bad", BAD_ARGUMENTS)
+def test_a_bad_argument_is_refused(name: str, bad: str) -> None:
+    change, message = BAD_ARGUMENTS[bad]
+    with pytest.raises(ValueError, match=message):
+        change(problem()).attack(name)
+
+
+@every_attack
+def test_bad_row_ids_are_refused(name: str) -> None:
+    for rows in (torch.arange(6), torch.arange(7.0)):
+        with pytest.raises(ValueError, match="rows must be an integer tensor of shape \\(7,\\)"):
+            problem().attack(name, rows=rows)
+
+
+@every_attack
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_bad_counts_are_refused(name: str, count: Any) -> None:
+    for argument in {"queries", "steps", "restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters):
+        with pytest.raises(ValueError, match=f"{argument} must be an int >= 1, got {count}"):
+            problem().attack(name, **{argument: count})
+
+
+@every_attack
+@pytest.mark.parametrize(("low", "high"), [(-inf, inf), (-1.0, inf), (-inf, torch.ones(12))])
+def test_an_infinite_box_is_honoured_or_refused(name: str, low: float, high: float | Tensor) -> None:
+    p = replace(problem(), ball=L0Ball(2, low=low, high=high))
+    try:
+        check(p, p.attack(name))
+    except ValueError as error:
+        if not re.match(r"this attack needs a finite box, got low=.* and high=", str(error)):
+            raise
+
+
+@every_attack
+def test_a_frozen_number_needs_no_finite_box(name: str) -> None:
+    p = problem(n=20)
+    bound = torch.where(torch.arange(12) < 4, inf, 1.0)
+    p = replace(p, ball=L0Ball(2, low=-bound, high=bound, mutable=bound.isfinite()))
+    check(p, p.attack(name), CHEAP[name].most)
+
+
+@every_attack
+def test_a_model_that_is_no_module_will_do(name: str) -> None:
+    p = problem(n=20)
+    assert same(replace(p, model=lambda x: p.model(x)).attack(name), p.attack(name))
+
+
+class TestVictim:
+    """The shared ground, where no attack can reach its edges."""
+
+    @pytest.fixture
+    def victim(self) -> Iterator[Victim]:
+        model = Sums(3, 2)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+            model.bias.zero_()
+        x, y = torch.full((2, 3), 0.5), torch.zeros(2, dtype=torch.int64)
+        with Victim(model, x, y, L0Ball(2, low=-2.0), generator=None, rows=None, target=None, minimal=True) as victim:
+            yield victim
+
+    def test_a_row_asked_several_times_at_once_keeps_its_best(self, victim: Victim) -> None:
+        points = torch.tensor([[-1, -1, 0.5], [-0.9, -1, 0.5], [0.5, 0.5, -1], [0.5, -1, 0.1], [-1, 0.4, 0.5]])
+        at = torch.tensor([0, 0, 1, 1, 0])
+        victim.margins(points.float(), at)
+        result = victim.result()
+        assert result.queries.tolist() == [3, 2]
+        assert torch.equal(result.x_best, points[[0, 3]].float())
+        assert result.success.tolist() == [True, True]
+        assert torch.equal(result.x_adv, points[[0, 3]].float())
+
+    def test_of_two_successes_the_nearer_stays_and_the_lower_margin_too(self, victim: Victim) -> None:
+        near, low = torch.tensor([[0.5, 0.5, -2.0]]), torch.tensor([[-2.0, 0.5, -2.0]])
+        for point in (low, near):
+            victim.margins(point, torch.tensor([0]))
+        result = victim.result()
+        assert torch.equal(result.x_adv[:1], near)
+        assert result.distance.tolist() == [1, -1]
+        assert torch.equal(result.x_best[:1], low)
+        assert result.margin.tolist() == [-3.5, 1.5]
+
+    def test_points_beyond_the_budget_are_no_success(self, victim: Victim) -> None:
+        wrong = victim.errs(torch.full((1, 3), -1.0), torch.tensor([1]))
+        assert wrong.tolist() == [True]
+        result = victim.result()
+        assert not result.success.any()
+        assert torch.equal(result.x_best, victim.x)
+        assert torch.equal(result.margin, torch.tensor([1.5, 1.5]).double())
+        assert result.queries.tolist() == [0, 1]
+
+    def test_a_point_outside_the_box_is_a_bug_that_is_seen(self, victim: Victim) -> None:
+        victim.margins(torch.tensor([[0.5, 0.5, -3.0]]), torch.tensor([1]))
+        with pytest.raises(AssertionError, match="left the ball: x_adv of row 1"):
+            victim.result()
+
+    def test_slopes_need_a_gradient(self) -> None:
+        x, y = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+
+        def flat(x: Tensor) -> Tensor:
+            return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
+
+        with (
+            Victim(flat, x, y, L0Ball(2), generator=None, rows=None, target=None) as victim,
+            pytest.raises(ValueError, match="model must have a gradient"),
+        ):
+            victim.slopes(x, torch.arange(2))
+
+
+def linear(shape: tuple[int, ...], n: int, seed: int) -> tuple[Sums, Tensor, Tensor]:
+    """A linear model and rows that it classifies: noise, drawn towards the weights of a class by more and more."""
+    model = Sums(math.prod(shape), 4, seed)
+    pull = torch.linspace(0.2, 0.7, n, dtype=torch.float64).unsqueeze(1) * model.weight.shape[1] ** 0.5
+    y = torch.arange(n) % 4
+    noise = random(n, model.weight.shape[1], seed=seed + 5) / 2
+    x = (noise + pull * model.weight[y].detach()).clamp(-0.8, 0.8).float().view(n, *shape)
+    right = model(x).argmax(1) == y
+    return model, x[right], y[right]
+
+
+LINEAR: list[tuple[Unit, tuple[int, ...]]] = [("feature", (80,)), ("pixel", (1, 8, 10)), ("pixel", (3, 5, 8))]
+
+
+@pytest.mark.parametrize(("unit", "shape"), [("feature", (8,)), ("pixel", (1, 2, 4)), ("pixel", (3, 2, 4))])
+def test_the_oracle_is_exact(unit: Unit, shape: tuple[int, ...]) -> None:
+    """It finds what trying every set of units does, each with the best corner for each class."""
+    model, x, y = linear(shape, 24, 0)
+    mutable = torch.arange(shape[-1]) > 0
+    ball = L0Ball(1, unit, -0.9, torch.full(shape, 0.8), mutable)
+    low, high, _ = (t.expand_as(x) for t in ball.box(x))
+    fewest = torch.full_like(y, 8 + 1)
+    for chosen in itertools.product([False, True], repeat=8):
+        places = torch.tensor(chosen).view(shape[1:] if unit == "pixel" else shape) & mutable
+        for wrong in range(4):
+            slope = (model.weight[wrong] - model.weight[y]).detach().view(x.shape)
+            x_adv = torch.where(places, torch.where(slope > 0, high, low), x)
+            broken = model(x_adv).argmax(1) != y
+            fewest = torch.where(broken, fewest.clamp(max=sum(chosen)), fewest)
+    assert torch.equal(optimum(model, x, y, ball), fewest)
+    assert len(fewest.unique()) > 1
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"sparse_rs", "sparse_pgd", "adaptive"}))
+@pytest.mark.parametrize(("unit", "shape"), LINEAR)
+def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+    model, x, y = linear(shape, 60, 1)
+    best = optimum(model, x, y, L0Ball(0, unit))
+    budget = math.ceil(1.25 * float(best.double().quantile(0.8)))
+    reach = (best * 1.25 <= budget).nonzero().squeeze(1)
+    assert len(reach) >= 40
+    assert best[reach].double().mean() >= 3
+    p = Problem(model, x, y, L0Ball(budget, unit)).part(reach)
+    result = p.attack(name, **STRONG[name])
+    check(p, result)
+    assert result.success.double().mean() >= 0.95
+    assert (result.distance >= best[reach])[result.success].all()
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"sigma_zero"}))
+@pytest.mark.parametrize(("unit", "shape"), LINEAR)
+def test_minimal_attacks_come_near_the_optimum(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+    model, x, y = linear(shape, 60, 2)
+    p = Problem(model, x, y, L0Ball(40, unit))
+    best = optimum(model, x, y, p.ball)
+    result = p.attack(name, **STRONG[name])
+    check(p, result)
+    assert result.success.all()
+    assert (result.distance >= best).all()
+    assert (result.distance / best).median() <= 1.25
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"pointwise"}))
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize(("unit", "shape"), [*LINEAR, ("pixel", (3, 3, 4))])
+def test_no_single_reset_keeps_a_pointwise_result_broken(
+    name: str, unit: Unit, shape: tuple[int, ...], targeted: bool
+) -> None:
+    units = math.prod(shape[1:] if unit == "pixel" else shape)
+    p = problem(unit, shape, 30, budget=units, targeted=targeted, seed=3)
+    result = p.attack(name, **STRONG[name])
+    check(p, result)
+    assert result.success.double().mean() > 0.5
+    for unit_number in range(units):
+        place = torch.zeros(units, dtype=torch.bool)
+        place[unit_number] = True
+        place = place.view(shape[1:] if unit == "pixel" else shape)
+        back = torch.where(place, p.x, result.x_adv)
+        moved = (back != result.x_adv).flatten(1).any(1)
+        assert not p.broken(back)[moved].any()

@@ -1,0 +1,198 @@
+"""Pointwise: what it leaves changed is needed, unit by unit, and it asks little."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+from ell0 import L0Ball
+from ell0.attacks.contract import Victim
+from ell0.attacks.pointwise import pointwise, reset_units
+from ell0.threat import Unit
+from oracle import Sums, network, optimum, random
+
+cases = settings(max_examples=min(500, settings().max_examples // 2))
+fewer_cases = settings(max_examples=cases.max_examples // 2)
+Errs = Callable[[Tensor], Tensor]
+
+
+class Waves:
+    """A model in which a change may help or harm, as others stand: few of its sets of changed units are nested."""
+
+    def __init__(self, features: int) -> None:
+        self._sums = Sums(features, 3).requires_grad_(False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.sin(6 * self._sums(x))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Any, Tensor, Tensor, L0Ball, Tensor | None]:
+    """A model, rows, labels, a ball that lets every unit change, and perhaps targets."""
+    unit: Unit = draw(st.sampled_from(["feature", "pixel"]))
+    shape = draw(st.sampled_from([(1, 2, 4), (3, 2, 3)] + ([(9,)] if unit == "feature" else [])))
+    features = math.prod(shape)
+    models: list[Any] = [Sums(features, 3), network(features), Waves(features)]
+    model = draw(st.sampled_from(models))
+    seed = draw(st.integers(0, 1000))
+    x = random(draw(st.integers(1, 4)), *shape, seed=seed).clamp(-1.2, 1.2)  # some outside the box
+    y = model(x).argmax(1)
+    mutable = random(*shape, seed=seed + 1) > -0.5 if draw(st.booleans()) else None
+    low = random(*shape, seed=seed + 2).clamp(-1, 0) if draw(st.booleans()) else -1.0
+    ball = L0Ball(features if unit == "feature" else features // shape[0], unit, low, 1.0, mutable)
+    return model, x, y, ball, (y + 1) % 3 if draw(st.booleans()) else None
+
+
+def criterion(model: Any, y: Tensor, target: Tensor | None) -> Errs:
+    def errs(x: Tensor) -> Tensor:
+        given: Tensor = model(x).argmax(1)
+        return given != y if target is None else given == target
+
+    return errs
+
+
+def resets(x: Tensor, x_adv: Tensor, unit: Unit) -> list[tuple[Tensor, Tensor]]:
+    """For each unit: the rows in which it is changed, and all rows with that unit as in x."""
+    changed = (x != x_adv).any(1, keepdim=True).expand_as(x) if unit == "pixel" else x != x_adv
+    numbers = torch.arange(x[0].numel()).view(x.shape[1:])
+    if unit == "pixel":
+        numbers = torch.arange(x[0, 0].numel()).view(x.shape[2:]).expand(x.shape[1:])
+    masks = [numbers == u for u in range(int(numbers.max()) + 1)]
+    return [((changed & mask).flatten(1).any(1), torch.where(mask, x, x_adv)) for mask in masks]
+
+
+@cases
+@given(problems(), st.integers(0, 5))
+def test_no_single_reset_keeps_a_result_adversarial(
+    problem: tuple[Any, Tensor, Tensor, L0Ball, Tensor | None], seed: int
+) -> None:
+    model, x, y, ball, target = problem
+    result = pointwise(model, x, y, ball, repeats=3, starts=2, target=target, generator=Generator().manual_seed(seed))
+    errs = criterion(model, y, target)
+    assert torch.equal(errs(result.x_adv), result.success)
+    for changed, back in resets(x, result.x_adv, ball.unit):
+        assert not (errs(back) & changed & result.success).any()
+    low, high, _ = ball.box(x)
+    moved = result.x_adv != x
+    assert (moved <= ((result.x_adv == low) | (result.x_adv == high))).all()
+
+
+def test_no_single_reset_after_many_rounds() -> None:
+    """Here a unit that had to stay may often go back once others have."""
+    model = Waves(80)
+    x = random(60, 80, seed=4).clamp(-1, 1)
+    y = model(x).argmax(1)
+    target = (y + 1) % 3
+    with Victim(model, x, y, L0Ball(80), generator=None, rows=None, target=target, minimal=True) as victim:
+        noisy = random(60, 1, 80, seed=5).sign()
+        at = victim.errs(noisy[:, 0], torch.arange(60)).nonzero().squeeze(1)
+        order = random(len(at), 80, seed=6).argsort(dim=1)
+        left = reset_units(victim, at, noisy[at], order, "test")[:, 0]
+    assert len(at) >= 10
+    errs = criterion(model, y[at], target[at])
+    assert errs(left).all()
+    for changed, back in resets(x[at], left, "feature"):
+        # A row that is broken with one unit is done, whatever else may go back.
+        assert not (errs(back) & changed & (victim.distance[at] > 1)).any()
+
+
+def test_more_repeats_are_never_worse() -> None:
+    model = Sums(200, 4)
+    x = random(30, 200, seed=8).clamp(-0.9, 0.9)
+    y = model(x).argmax(1)
+    runs = [pointwise(model, x, y, L0Ball(200, low=-1.0), repeats=n, starts=2) for n in (1, 2, 4, 7)]
+    distances = torch.stack([run.distance for run in runs])
+    assert (distances > 0).all()
+    assert (distances.diff(dim=0) <= 0).all()
+    assert (distances[-1] < distances[0]).any()
+
+
+@fewer_cases
+@given(problems(), st.integers(0, 4))
+def test_the_budget_judges_and_does_not_steer(
+    problem: tuple[Any, Tensor, Tensor, L0Ball, Tensor | None], budget: int
+) -> None:
+    model, x, y, ball, target = problem
+    free = pointwise(model, x, y, ball, repeats=2, target=target)
+    tight = L0Ball(budget, ball.unit, ball.low, ball.high, ball.mutable)
+    held = pointwise(model, x, y, tight, repeats=2, target=target)
+    within = free.success & (free.distance <= budget)
+    assert torch.equal(held.success, within)
+    assert torch.equal(held.x_adv[within], free.x_adv[within])
+
+
+@pytest.mark.parametrize(("unit", "shape"), [("feature", (120,)), ("pixel", (3, 10, 12))])
+def test_it_comes_near_the_optimum_of_a_linear_model(unit: Unit, shape: tuple[int, ...]) -> None:
+    model = Sums(math.prod(shape), 4)
+    x = random(40, *shape, seed=3).clamp(-0.9, 0.9)
+    y = model(x).argmax(1)
+    ball = L0Ball(120, unit)
+    result = pointwise(model, x, y, ball)
+    best = optimum(model, x, y, ball)
+    assert result.success.all()
+    assert (result.distance >= best).all()
+    assert result.distance.double().mean() <= 1.6 * best.double().mean()
+
+
+def test_a_run_asks_tens_of_queries() -> None:
+    model = Sums(784, 10)
+    x = random(20, 784, seed=5).clamp(-1, 1)
+    result = pointwise(model, x, model(x).argmax(1), L0Ball(784), repeats=4)
+    assert result.success.all()
+    assert result.queries.double().mean() <= 4 * 100
+
+
+def test_uneven_noise_is_tried() -> None:
+    """Half salt and half pepper leave the mean where it is, and the model stands."""
+
+    def model(x: Tensor) -> Tensor:
+        return torch.stack([torch.full_like(x[:, 0], 0.5), x.mean(1)], 1)
+
+    x = torch.zeros(16, 100)
+    result = pointwise(model, x, torch.zeros(16, dtype=torch.int64), L0Ball(100))
+    assert result.success.all()
+    assert (result.distance == 51).all()
+
+
+def test_a_row_of_which_nothing_can_change_stands() -> None:
+    x = torch.ones(2, 3)
+    mutable = torch.tensor([[True] * 3, [False] * 3])
+    model = Sums(3, 2)
+    result = pointwise(model, x, model(x).argmax(1), L0Ball(3, mutable=mutable, low=1.0))
+    assert not result.success.any()
+    assert not result.queries.any()
+
+
+def test_units_go_back_in_the_order_given() -> None:
+    """Any two changed units make this model err: the two that come last in the order are left."""
+
+    def model(x: Tensor) -> Tensor:
+        return torch.stack([torch.full_like(x[:, 0], 1.5), x.sum(1)], 1)
+
+    x, y = torch.zeros(3, 500), torch.zeros(3, dtype=torch.int64)
+    order = torch.stack([torch.randperm(500, generator=Generator().manual_seed(i)) for i in range(6)])
+    at = torch.tensor([0, 1, 2, 0, 1, 2])
+    with Victim(model, x, y, L0Ball(500), generator=None, rows=None, target=None, minimal=True) as victim:
+        left = reset_units(victim, at, torch.ones(6, 1, 500), order, "test")
+        assert torch.equal(victim.distance, torch.full((3,), 2))
+        assert (victim.queries <= 2 * 40).all()  # blocks double, and are bisected
+    for points, units in zip(left[:, 0], order, strict=True):
+        assert points.nonzero().squeeze(1).tolist() == sorted(units[-2:].tolist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repeats": 0}, "repeats must be an int >= 1, got 0"),
+        ({"starts": 1.5}, "starts must be an int >= 1, got 1.5"),
+    ],
+)
+def test_errors_name_the_argument(settings: dict[str, Any], message: str) -> None:
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=message):
+        pointwise(Sums(3, 2), x, torch.zeros(2, dtype=torch.int64), L0Ball(1), **settings)

@@ -1,0 +1,355 @@
+"""Sparse-RS: its schedule, every query against the rules, its draws, and a slow twin that breaks as many rows."""
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from ell0 import L0Ball
+from ell0.attacks import sparse_rs
+from ell0.attacks.contract import Victim
+from ell0.attacks.sparse_rs import Palette, Values, _alpha
+from ell0.threat import Unit
+from oracle import Sums, margins, network, random
+from test_draws import chi2
+
+
+def moved(budget: int, query: int, queries: int, alpha: float = 0.8) -> int:
+    return max(int(_alpha(alpha, query, queries) * budget), 1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "queries", "changes"),
+    [
+        (12, 10_000, {1: 4, 51: 2, 201: 1}),
+        (12, 500, {1: 4, 3: 2, 11: 1}),
+        (50, 500, {1: 20, 3: 10, 11: 8, 26: 6, 51: 5, 101: 4, 201: 3, 301: 2}),
+        (20, 10_000, {1: 8, 51: 4, 201: 3, 501: 2, 2001: 1}),
+    ],
+)
+def test_the_schedule(budget: int, queries: int, changes: dict[int, int]) -> None:
+    seen: dict[int, int] = {}
+    for query in range(1, queries):
+        size = moved(budget, query, queries)
+        if not seen or size != list(seen.values())[-1]:
+            seen[query] = size
+    assert seen == changes
+
+
+class Log:
+    """A model that remembers what it was asked."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
+        self.model = model
+        self.asked: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.asked.append(x.clone())
+        return self.model(x)
+
+
+def rows_of(unit: Unit, n: int) -> tuple[Tensor, Tensor]:
+    """Rows ``(n, ...)`` of 12 units strictly inside the box, of class 0."""
+    x = random(n, *((12,) if unit == "feature" else (3, 3, 4)), seed=5).clamp(-0.9, 0.9).float()
+    return x, torch.zeros(n, dtype=torch.int64)
+
+
+def steps(x: Tensor) -> Tensor:
+    """Logits in coarse steps, so that losses tie; class 0 wins by far."""
+    rough: Tensor = (network(x[0].numel())(x) * 4).round().detach()
+    return rough + torch.tensor([100.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("loss", ["margin", "ce"])
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+def test_every_query_follows_the_rules(unit: Unit, targeted: bool, loss: Any) -> None:
+    """The best point is followed by hand: a wrong acceptance shows in the next candidate, which starts from there."""
+    queries, budget = 120, 5
+    x, y = rows_of(unit, 3)
+    target = y + 2 if targeted else None
+    ball = L0Ball(budget, unit)
+    log = Log(steps)
+    result = sparse_rs(log, x, y, ball, queries=queries, loss=loss, target=target)
+    assert not result.success.any()
+
+    def value(points: Tensor) -> Tensor:
+        logits = steps(points)
+        labels = y if target is None else target
+        if loss == "margin":
+            return margins(logits, labels, targeted=targeted)
+        # Minus the cross-entropy, a step before it rounds to 0: the largest logit is that of class 0.
+        own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+        odds = own - logits.masked_fill(torch.nn.functional.one_hot(labels, 3).bool(), -math.inf).logsumexp(1)
+        return -odds if targeted else odds
+
+    clean, first, *candidates = log.asked
+    assert torch.equal(clean, x)
+    assert len(candidates) == queries - 1
+    best, lowest = first, value(first)
+    assert (ball.count(x, first) == budget).all()
+    ties = rises = falls = 0
+    for query, candidate in enumerate(candidates, start=1):
+        size = moved(budget, query, queries)
+        pixels = unit == "pixel"
+        was, now = (((t != x).any(1) if pixels else t != x).flatten(1) for t in (best, candidate))
+        differs = ((candidate != best).any(1) if pixels else candidate != best).flatten(1)
+        assert (now.sum(1) == budget).all()
+        assert ((was & ~now).sum(1) == size).all()
+        assert ((now & ~was).sum(1) == size).all()
+        assert (differs.sum(1) == 2 * size).all()
+        assert (candidate[candidate != x].abs() == 1).all()
+        here = value(candidate)
+        accept = here < lowest
+        ties, rises, falls = (
+            total + int(part.sum()) for total, part in ((ties, here == lowest), (rises, here > lowest), (falls, accept))
+        )
+        best = torch.where(accept.view(-1, *[1] * (x.ndim - 1)), candidate, best)
+        lowest = torch.where(accept, here, lowest)
+    assert min(ties, rises, falls) > 0
+    if loss == "margin":
+        assert torch.equal(result.x_best, best)
+        assert torch.equal(result.margin, lowest)
+    assert torch.equal(result.queries, torch.full((3,), queries))
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_the_loss_goes_with_the_cross_entropy(targeted: bool) -> None:
+    x, y = rows_of("feature", 20)
+    model, target = network(12), y + 1 if targeted else None
+    with Victim(model, x, y, L0Ball(12), generator=None, rows=None, target=target) as victim:
+        points = -x
+        margin, loss = victim.losses(points, torch.arange(20))
+    labels = y if target is None else target
+    entropy = torch.nn.functional.cross_entropy(model(points), labels, reduction="none")
+    torch.testing.assert_close(torch.nn.functional.softplus(loss if targeted else -loss), entropy)
+    assert torch.equal(margin, margins(model(points), labels, targeted=targeted))
+
+
+def test_restarts_are_runs_of_their_own() -> None:
+    x, y = rows_of("feature", 3)
+    log = Log(steps)
+    result = sparse_rs(log, x, y, L0Ball(3), queries=10, restarts=3)
+    starts = log.asked[1], log.asked[11], log.asked[21]
+    assert len(log.asked) == 31
+    assert result.queries.tolist() == [30] * 3
+    for start in starts:
+        assert (L0Ball(3).count(x, start) == 3).all()
+    assert not torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[1], starts[2])
+    alone = sparse_rs(steps, x, y, L0Ball(3), queries=10)
+    assert (result.margin <= alone.margin).all()
+
+
+def constant(x: Tensor) -> Tensor:
+    return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
+
+
+def places(mask: Tensor) -> Tensor:
+    """Where each row of a mask ``(n, cells)`` with one True has it."""
+    assert (mask.sum(1) == 1).all()
+    return mask.int().argmax(1)
+
+
+def test_units_and_values_are_drawn_evenly() -> None:
+    """With a constant model nothing is accepted, and every query draws from the same two sets."""
+    n, budget, queries = 40, 4, 400
+    x = torch.zeros(n, 12)
+    log = Log(constant)
+    sparse_rs(log, x, torch.zeros(n, dtype=torch.int64), L0Ball(budget), queries=queries, alpha=0.1)
+    start, candidates = log.asked[1] != 0, log.asked[2:]
+    going, coming, values = [], [], []
+    for candidate in candidates:
+        now = candidate != 0
+        # The position within the set and within its complement, both in ascending order.
+        going.append(places((start & ~now)[start].view(n, budget)))
+        coming.append(places((now & ~start)[~start].view(n, 12 - budget)))
+        values.append(candidate[now & ~start] > 0)
+    out, into, up = torch.stack(going), torch.stack(coming), torch.stack(values).long()
+    cells = (out * (12 - budget) + into) * 2 + up
+    assert abs(chi2(cells.flatten().bincount(minlength=64).double())) < 5
+    # One query says nothing of the next, and one row nothing of another.
+    for one, other in ((out[1:], out[:-1]), (out[:, 1:], out[:, :-1])):
+        assert abs(chi2((one * budget + other).flatten().bincount(minlength=16).double())) < 5
+    for one, other in ((into[1:], into[:-1]), (into[:, 1:], into[:, :-1])):
+        assert abs(chi2((one * (12 - budget) + other).flatten().bincount(minlength=64).double())) < 5
+
+
+def test_the_first_set_is_drawn_evenly() -> None:
+    n = 6000
+    log = Log(constant)
+    mutable = torch.arange(7) != 3
+    ball = L0Ball(2, mutable=mutable)
+    sparse_rs(log, torch.zeros(n, 7), torch.zeros(n, dtype=torch.int64), ball, queries=1)
+    start = log.asked[1][:, mutable]
+    assert not log.asked[1][:, 3].any()
+    pairs = ((start != 0) * (1 << torch.arange(6))).sum(1)
+    counts = pairs.bincount(minlength=64)
+    assert (counts > 0).sum() == math.comb(6, 2)
+    assert abs(chi2(counts[counts > 0].double())) < 5
+    signs = (start.sign() * (start != 0)).sum(1).long() + 2  # two values each: 1, 2, 1
+    assert abs(signs.bincount(minlength=5)[2] - n / 2) < 5 * math.sqrt(n) / 2
+
+
+@pytest.mark.parametrize("rest", [0, 1, 2])
+def test_a_budget_near_the_number_of_units_still_moves(rest: int) -> None:
+    """Where fewer units are free than should move, units of the set get new values; no query is wasted."""
+    x, y = rows_of("feature", 6)
+    ball = L0Ball(12 - rest)
+    log = Log(constant)
+    sparse_rs(log, x, y, ball, queries=60, alpha=0.5)
+    start, *candidates = log.asked[1:]
+    assert (ball.count(x, start) == 12 - rest).all()
+    for candidate in candidates:
+        assert (ball.count(x, candidate) == 12 - rest).all()
+    assert all((candidate != start).any(1).all() for candidate in candidates[30:])  # one unit at a time by then
+    touched = torch.stack([candidate != start for candidate in candidates]).any(0)
+    assert touched.all()
+
+
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+@pytest.mark.parametrize("values", ["corners", "uniform", "set"])
+def test_only_allowed_values_are_written(unit: Unit, values: str) -> None:
+    x, y = rows_of(unit, 6)
+    low = -1 - torch.arange(x[0].numel()).view(x.shape[1:]) / 100
+    ball = L0Ball(4, unit, low, 1.25)
+    given: Values = torch.tensor([-0.95, 0.0, 0.5, 1.0]) if values == "set" else cast(Any, values)
+    log = Log(constant)
+    sparse_rs(log, x, y, ball, queries=150, values=given)
+    written = torch.stack(log.asked[1:])
+    changed = written != x
+    assert ((written >= low) & (written <= 1.25))[changed].all()
+    if values == "uniform":
+        share = ((written - low) / (1.25 - low))[changed]
+        # A unit that stays in the set shows the same value in every query.
+        assert abs(chi2((share.unique() * 10).long().clamp(max=9).bincount(minlength=10).double())) < 5
+        return
+    allowed = torch.stack([low, torch.full_like(low, 1.25)]) if values == "corners" else cast(Tensor, given)
+    for value in allowed:
+        assert (written == value)[changed].any()
+    if values == "corners":
+        assert ((written == low) | (written == 1.25))[changed].all()
+    else:
+        assert torch.isin(written[changed], allowed).all()
+
+
+def test_a_unit_that_comes_in_alone_gets_a_new_value() -> None:
+    """Clean values lie on the corners, and a corner drawn at random would often change nothing."""
+    x = torch.where(random(8, 3, 2, 3, seed=1) > 0, 1.0, -1.0)
+    mutable = torch.tensor([True, False, True]).view(3, 1, 1)
+    for frozen in (None, mutable):
+        log = Log(constant)
+        ball = L0Ball(2, "pixel", mutable=frozen)
+        sparse_rs(log, x, torch.zeros(8, dtype=torch.int64), ball, queries=80)
+        start, *candidates = log.asked[1:]
+        for candidate in candidates:
+            assert ((candidate != start) & (candidate != x)).flatten(1).any(1).all()
+
+
+def test_a_palette_without_choice_is_no_trouble() -> None:
+    x, y = rows_of("feature", 4)
+    log = Log(constant)
+    sparse_rs(log, x, y, L0Ball(3), queries=20, values=torch.tensor([0.95]))
+    written = torch.stack(log.asked[1:])
+    assert (written[written != x] == torch.tensor(0.95)).all()
+
+
+def test_rows_with_few_free_units_keep_to_them() -> None:
+    x, y = rows_of("feature", 4)
+    mutable = torch.arange(12) < torch.tensor([[0], [1], [3], [12]])
+    ball = L0Ball(6, mutable=mutable)
+    log = Log(constant)
+    sparse_rs(log, x, y, ball, queries=40, alpha=1.0)
+    for asked in log.asked[1:]:
+        assert ball.contains(x, asked).all()
+        assert ball.count(x, asked).tolist() == [0, 1, 3, 6]
+
+
+def plain(model: Sums, x: Tensor, y: int, budget: int, queries: int, generator: Generator) -> tuple[bool, float]:
+    """Sparse-RS on one row of features in the box [-1, 1], by the letter: whether it breaks, and the best margin."""
+    d = len(x)
+    weight, bias = model.weight.detach(), model.bias.detach()
+
+    def margin(point: Tensor) -> float:
+        logits = weight @ point.double() + bias
+        rest = torch.cat([logits[:y], logits[y + 1 :]])
+        return float(logits[y] - rest.max())
+
+    def corners(count: int) -> Tensor:
+        return torch.randint(2, (count,), generator=generator).float() * 2 - 1
+
+    order = torch.randperm(d, generator=generator)
+    inside, outside = order[:budget], order[budget:]
+    best = x.clone()
+    best[inside] = corners(budget)
+    lowest = margin(best)
+    for query in range(1, queries):
+        if lowest <= 0:
+            break
+        size = moved(budget, query, queries)
+        out = torch.randperm(budget, generator=generator)[:size]
+        into = torch.randperm(d - budget, generator=generator)[:size]
+        candidate = best.clone()
+        candidate[inside[out]] = x[inside[out]]
+        candidate[outside[into]] = corners(size)
+        here = margin(candidate)
+        if here < lowest or here < -1e-6:
+            best, lowest = candidate, here
+            swap = inside[out].clone()
+            inside[out], outside[into] = outside[into], swap
+    return lowest <= 0, lowest
+
+
+def test_it_breaks_as_many_rows_as_its_slow_twin() -> None:
+    n, budget, queries = 250, 4, 40
+    model = Sums(30, 3, seed=4)
+    x = (0.4 * random(1, 30, seed=9) + 0.4 * model.weight[0].detach() * 30**0.5).clamp(-0.9, 0.9).float()
+    y = model(x).argmax(1)
+    many = x.expand(n, 30)
+    result = sparse_rs(model, many, y.expand(n), L0Ball(budget), queries=queries)
+    generator = Generator().manual_seed(0)
+    twins = [plain(model, x[0], int(y), budget, queries, generator) for _ in range(n)]
+    ours, theirs = result.success.double(), torch.tensor([broke for broke, _ in twins]).double()
+    assert 0.2 < theirs.mean() < 0.8
+    assert abs(ours.mean() - theirs.mean()) < 4 * math.sqrt(0.5 / n)
+    # Where it did not come to a break, the margins left are alike too.
+    left = result.margin.clamp(min=0), torch.tensor([margin for _, margin in twins]).clamp(min=0)
+    error = math.sqrt(float(left[0].var() + left[1].var()) / n)
+    assert abs(left[0].mean() - left[1].mean()) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "hinge"}, 'loss must be "margin" or "ce", got \'hinge\''),
+        ({"alpha": 0.0}, "alpha must lie in \\(0, 1\\], got 0.0"),
+        ({"alpha": 1.5}, "alpha must lie in"),
+        ({"alpha": math.nan}, "alpha must lie in"),
+        ({"values": "middle"}, 'values must be "corners", "uniform" or a 1-D tensor, got \'middle\''),
+        ({"values": torch.zeros(2, 2)}, "values must be a 1-D tensor of at least one number"),
+        ({"values": torch.zeros(0)}, "values must be a 1-D tensor of at least one number"),
+        ({"values": torch.tensor([0.5, 2.0])}, "values must lie in the box of the ball, got \\[0.5, 2.0\\]"),
+        ({"values": torch.tensor([0.5, math.nan])}, "values must lie in the box of the ball"),
+    ],
+)
+def test_bad_options_are_refused(change: dict[str, Any], message: str) -> None:
+    x, y = rows_of("feature", 2)
+    with pytest.raises(ValueError, match=message):
+        sparse_rs(steps, x, y, L0Ball(2), **change)
+
+
+def test_values_outside_the_box_of_frozen_numbers_do_no_harm() -> None:
+    x, y = rows_of("feature", 2)
+    high = torch.where(torch.arange(12) < 4, 0.0, 1.0)
+    ball = L0Ball(2, high=high, mutable=high > 0)
+    result = sparse_rs(steps, x, y, ball, queries=20, values=torch.tensor([0.95]))
+    assert ball.contains(x, result.x_best).all()
+
+
+def test_a_large_set_of_values_takes_no_memory_for_each_number() -> None:
+    x, y = torch.zeros(64, 1000), torch.zeros(64, dtype=torch.int64)
+    with Victim(constant, x, y, L0Ball(2), generator=None, rows=None, target=None) as victim:
+        Palette(victim, torch.linspace(-1, 1, 2_000_000))
