@@ -1,6 +1,7 @@
 """Models whose answer for a row does not depend on the rest of the batch, and the optimum on linear ones."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -32,6 +33,14 @@ def network(features: int, classes: int = 3, seed: int = 0) -> nn.Sequential:
     ).eval()
 
 
+class Linear(Protocol):
+    """z = W x + b over all numbers of x."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
 def margins(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Tensor:
     """z_y - max of the other logits, or the max of the others - z_target: ``(n,)``."""
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -39,17 +48,17 @@ def margins(logits: Tensor, labels: Tensor, *, targeted: bool = False) -> Tensor
     return rest - own if targeted else own - rest
 
 
-def optimum(model: Sums, x: Tensor, y: Tensor, ball: L0Ball) -> Tensor:
+def optimum(model: Linear, x: Tensor, y: Tensor, ball: L0Ball) -> Tensor:
     """Fewest units that make a linear model err, ``(n,)`` int64; one more than there are units where none do.
 
     For each wrong class c, with v = w_c - w_y, a number can add max(v (low - x), v (high - x), 0) to z_c - z_y, a unit
     the sum over its numbers; the best units are taken until the margin is made up for.
     """
     low, high, mutable = (t.expand_as(x) for t in ball.box(x))
-    logits = model(x).detach()
+    logits = model(x).detach().double()
     counts = []
     for wrong in range(logits.shape[1]):
-        slope = (model.weight[wrong] - model.weight[y]).detach().view(x.shape)
+        slope = (model.weight[wrong] - model.weight[y]).detach().double().view(x.shape)
         gain = torch.maximum(slope * (low - x), slope * (high - x)).clamp(min=0).masked_fill(~mutable, 0)
         gain = (gain.sum(1) if ball.unit == "pixel" else gain).flatten(1)
         reached = gain.sort(1, descending=True).values.cumsum(1)

@@ -16,6 +16,7 @@ from ell0.attacks.sparse_pgd import Mask, sparse_pgd
 from ell0.attacks.surrogate import Surrogate
 from ell0.nn import TruncatedLinear
 from ell0.threat import L0Ball, Unit
+from oracle import optimum
 
 LOW = torch.where(torch.arange(60) % 4 > 0, -1.0, -math.inf)
 
@@ -37,29 +38,11 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return (x.flatten(1).unsqueeze(1) * self.weight).sum(2) + self.bias
 
-    def optimum(self, ball: L0Ball) -> Tensor:
-        """The fewest units that break each row: ``(n,)``; more than there are, where none do."""
-        logits = self(self.x).double()
-        units = self.x.shape[2:].numel() if ball.unit == "pixel" else self.x[0].numel()
-        best = torch.full_like(self.y, units + 1)
-        for label in range(len(self.weight)):
-            lead = logits.gather(1, self.y.unsqueeze(1)) - logits[:, label, None]
-            enough = self._gains(label, ball).sort(1, descending=True).values.cumsum(1) > lead
-            count = torch.where(enough.any(1), enough.int().argmax(1) + 1, units + 1)
-            best = torch.where(self.y == label, best, torch.minimum(best, count))
-        return best
-
-    def _gains(self, label: int, ball: L0Ball) -> Tensor:
-        slope = (self.weight[label] - self.weight[self.y]).view_as(self.x).double()
-        low, high, mutable = ball.box(self.x)
-        gain = torch.maximum(slope * (high - self.x), slope * (low - self.x)).where(mutable, 0.0)
-        return gain.sum(1).flatten(1) if ball.unit == "pixel" else gain.flatten(1)
-
 
 def share_of_breakable(model: Linear, ball: L0Ball, result: AttackResult) -> float:
-    optimum = model.optimum(ball)
-    assert not (result.success & (optimum > ball.budget)).any()
-    breakable = 1.25 * optimum <= ball.budget
+    fewest = optimum(model, model.x, model.y, ball)
+    assert not (result.success & (fewest > ball.budget)).any()
+    breakable = 1.25 * fewest <= ball.budget
     assert breakable.sum() >= 10
     return float(result.success[breakable].float().mean())
 

@@ -253,7 +253,7 @@ def _show_attacks(results: Results) -> None:
 
 def _figure(row: Row) -> str:
     if row["unit"] == "accuracy":
-        return f"{100 * row['value']:.1f} % stand ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
+        return f"{100 * row['value']:.1f} % stand"
     if row["unit"] == "x faster":
         return f"{row['value']:.0f} times faster than {row['to']}"
     return f"{row['value']:.3g} {row['unit']}"

@@ -39,7 +39,7 @@ def adaptive(
     tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
     better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
     mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
-    without such a layer at its input is scored by its plain gradient.
+    without such a layer at its input is scored by its gradient, straight through truncations further on.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -67,7 +67,7 @@ class _Plan:
 
 
 class _Gradient:
-    """Scores by the plain gradient of the margin."""
+    """Scores by the gradient of the margin."""
 
     def __init__(self, victim: Victim) -> None:
         self.victim = victim
@@ -79,7 +79,7 @@ class _Gradient:
 
     def moves(self, points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
         """How far each option would move the margin: ``(m, channels, units)`` each. Costs a forward and a backward."""
-        _, slope = self.victim.slopes(points, at)
+        _, slope = self.victim.slopes(points, at, surrogate="straight")
         slope, now = self.victim.units(slope), self.victim.units(points)
         return [slope * (value - now) for value in options]
 
