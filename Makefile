@@ -33,7 +33,7 @@ bench: setup  ## the figures of the README
 
 bench-attacks: setup  ## the same, of the attacks and their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[foolbox]'
-	$(BIN)/ell0 bench attacks --require-mnist --threads 2 --reference "$(REFERENCE)" --out results/bench-attacks-cpu.json
+	$(BIN)/ell0 bench attacks --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
 	$(BIN)/python tools/readme.py
 
 clean:

@@ -36,7 +36,8 @@ def network(features: int, classes: int = 3, seed: int = 0) -> nn.Sequential:
 class Linear(Protocol):
     """z = W x + b over all numbers of x."""
 
-    weight: Tensor
+    @property
+    def weight(self) -> Tensor: ...
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 

@@ -41,7 +41,7 @@ def optimum(net: Row, x: Tensor, y: Tensor, budget: int) -> Tensor:
 
 
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 8)
 def test_one_truncated_row_falls_to_its_closed_form(data: st.DataObject) -> None:
     d = data.draw(st.integers(5, 120), "d")
     k = data.draw(st.integers(1, (d - 1) // 2), "k")
@@ -107,6 +107,16 @@ def test_the_defence_is_recognised(net: nn.Module, kind: str, unit: str, monkeyp
         y = net(x).argmax(1)
     adaptive(net, x, y, L0Ball(2, unit, low=-10, high=10), queries=60)  # type: ignore[arg-type]
     assert found == [kind]
+
+
+@pytest.mark.parametrize(("argument", "least", "bad"), [("candidates", 1, 0), ("sweeps", 0, -1)])
+def test_bad_counts_are_refused(argument: str, least: int, bad: int) -> None:
+    net, x = nn.Linear(6, 2), torch.zeros(3, 6)
+    with torch.no_grad():
+        y = net(x).argmax(1)
+    with pytest.raises(ValueError, match=f"^{argument} must be an int >= {least}, got {bad}$"):
+        adaptive(net, x, y, L0Ball(1), **{argument: bad})  # type: ignore[arg-type]
+    adaptive(net, x, y, L0Ball(1), queries=5, **{argument: least})  # type: ignore[arg-type]
 
 
 def test_a_large_budget_grows_in_sets() -> None:

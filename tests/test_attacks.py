@@ -160,8 +160,8 @@ def same(one: AttackResult, other: AttackResult) -> bool:
 
 
 def test_every_attack_has_a_price() -> None:
-    assert set(ATTACKS) <= set(CHEAP)
-    assert set(ATTACKS) <= set(STRONG)
+    assert set(ATTACKS) == set(CHEAP) == set(STRONG)
+    assert set(ATTACKS) > DRAWLESS
 
 
 def test_the_models_of_these_tests_answer_each_row_by_itself() -> None:
@@ -528,6 +528,19 @@ def test_a_model_that_is_no_module_will_do(name: str) -> None:
     assert same(replace(p, model=lambda x: p.model(x)).attack(name), p.attack(name))
 
 
+@every_attack
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize(("unit", "shape"), [SHAPES[0], SHAPES[-1]])
+def test_everything_stays_on_the_device_of_the_input(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+    p = problem(unit, shape, 20)
+    assert isinstance(p.model, nn.Module)
+    p = replace(p, model=p.model.cuda(), x=p.x.cuda(), y=p.y.cuda())
+    result = p.attack(name)
+    assert {getattr(result, field.name).device.type for field in fields(result)} == {"cuda"}
+    check(p, result, CHEAP[name].most)
+    assert result.success[~p.broken(p.x)].any()
+
+
 class TestVictim:
     """The shared ground, where no attack can reach its edges."""
 
@@ -621,7 +634,7 @@ def test_the_oracle_is_exact(unit: Unit, shape: tuple[int, ...]) -> None:
     assert len(fewest.unique()) > 1
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"sparse_rs", "sparse_pgd", "adaptive"}))
+@pytest.mark.parametrize("name", ["sparse_rs", "sparse_pgd", "adaptive"])
 @pytest.mark.parametrize(("unit", "shape"), LINEAR)
 def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
     model, x, y = linear(shape, 60, 1)
@@ -637,28 +650,24 @@ def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) 
     assert (result.distance >= best[reach])[result.success].all()
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"sigma_zero"}))
 @pytest.mark.parametrize(("unit", "shape"), LINEAR)
-def test_minimal_attacks_come_near_the_optimum(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+def test_sigma_zero_comes_near_the_optimum(unit: Unit, shape: tuple[int, ...]) -> None:
     model, x, y = linear(shape, 60, 2)
     p = Problem(model, x, y, L0Ball(40, unit))
     best = optimum(model, x, y, p.ball)
-    result = p.attack(name, **STRONG[name])
+    result = p.attack("sigma_zero", **STRONG["sigma_zero"])
     check(p, result)
     assert result.success.all()
     assert (result.distance >= best).all()
     assert (result.distance / best).median() <= 1.25
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTACKS) & {"pointwise"}))
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize(("unit", "shape"), [*LINEAR, ("pixel", (3, 3, 4))])
-def test_no_single_reset_keeps_a_pointwise_result_broken(
-    name: str, unit: Unit, shape: tuple[int, ...], targeted: bool
-) -> None:
+def test_no_single_reset_keeps_a_pointwise_result_broken(unit: Unit, shape: tuple[int, ...], targeted: bool) -> None:
     units = math.prod(shape[1:] if unit == "pixel" else shape)
     p = problem(unit, shape, 30, budget=units, targeted=targeted, seed=3)
-    result = p.attack(name, **STRONG[name])
+    result = p.attack("pointwise", **STRONG["pointwise"])
     check(p, result)
     assert result.success.double().mean() > 0.5
     for unit_number in range(units):

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import hashlib
+import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from ell0 import bench, models, ops
-from ell0.bench import _layer
+from ell0 import L0Ball, bench, data, models, ops
+from ell0.attacks import ATTACKS, AttackResult
+from ell0.bench import _attacks, _layer
 from ell0.bench._timing import timed
 from ell0.evaluation import WHITE_BOX
 from ell0.ops import reference
@@ -56,14 +63,14 @@ def test_quick_run_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert lines
     assert results.device.endswith(" threads")
     assert {row["data"] for row in results.rows} == {"digits28", "gaussian"}
-    for data in ("digits28", "gaussian"):
+    for source in ("digits28", "gaussian"):
         for what in (
             {"what": "forward", "to": "dense", "prepared": True},
             {"what": "forward", "to": "dense", "prepared": False},
             {"what": "forward", "to": "topk"},
             {"what": "step", "to": "dense"},
         ):
-            assert results.find(data=data, k=10, weights="initial", **what)["value"] > 0
+            assert results.find(data=source, k=10, weights="initial", **what)["value"] > 0
 
 
 def test_mnist_can_be_required(tmp_path: Path) -> None:
@@ -101,18 +108,69 @@ class RSAttack:
 """
 
 
-def test_attacks_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small = partial(models.mlp, hidden=(40,))
-    monkeypatch.setattr(models, "mlp", small)
-    reference = tmp_path / "rs_attacks.py"
-    reference.write_text(AUTHORS)
+FOOLBOX = """
+import numpy as np
+import torch
+from types import SimpleNamespace
+
+__version__ = "9.9"
+drawn = []
+
+
+class PyTorchModel:
+    def __init__(self, model, bounds, device):
+        assert isinstance(model, torch.nn.Module) and not model.training
+        self.model = model
+
+
+class PointwiseAttack:
+    def __init__(self, l2_binary_search):
+        pass
+
+    def run(self, fmodel, x, criterion):
+        drawn.append(np.random.random())
+        fmodel.model(x)
+        return x + 1.5 * torch.rand_like(x)
+
+
+class L0FMNAttack:
+    def __init__(self, steps):
+        self.steps = steps
+
+    def run(self, fmodel, x, criterion):
+        for _ in range(self.steps):
+            fmodel.model(x.clone().requires_grad_()).sum().backward()
+        return -x
+
+
+attacks = SimpleNamespace(PointwiseAttack=PointwiseAttack, L0FMNAttack=L0FMNAttack)
+criteria = SimpleNamespace(Misclassification=lambda y: y)
+"""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A small network, and a folder without MNIST that holds the authors' file and, first on the path, foolbox."""
+    monkeypatch.setattr(models, "mlp", partial(models.mlp, hidden=(40,)))
+    (tmp_path / "rs_attacks.py").write_text(AUTHORS)
+    (tmp_path / "foolbox.py").write_text(FOOLBOX)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "foolbox", raising=False)
+    yield tmp_path
+    sys.modules.pop("foolbox", None)
+
+
+def test_attacks_are_compared(small: Path) -> None:
     lines: list[str] = []
-    state = torch.random.get_rng_state()
+    reference = small / "rs_attacks.py"
+    states = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
     results = bench.attacks(
-        images=30, budget=2, queries=40, epochs=6, root=tmp_path, reference=reference, progress=lines.append
+        images=30, budget=2, queries=40, epochs=6, root=small, reference=reference, progress=lines.append
     )
-    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(torch.random.get_rng_state(), states[0])
+    assert str(np.random.get_state()) == states[1]  # noqa: NPY002
     assert lines
+    assert not any("failed" in line for line in lines)
     clean = results.find(what="clean")
     assert clean["data"] == "digits"
     assert clean["value"] > 0.5
@@ -122,11 +180,127 @@ def test_attacks_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert union["attack"] == "union of sparse_pgd, sigma_zero, adaptive"
         assert union["value"] <= min(row["value"] for row in rows if row["attack"] in WHITE_BOX)
         assert all(row["value"] <= clean["value"] for row in rows)
-    assert {row["restarts"] for row in results.rows if row["what"] == "equal price"} == {1}
-    assert results.find(what="reference", attack="sparse_rs of the authors")["value"] <= clean["value"]
-    assert results.find(what="overhead")["value"] > 0
+    price = union["queries"] + results.find(what="attack", attack="sparse_rs", beta=100.0)["queries"]
+    dear = [row for row in results.rows if row["what"] == "equal price"]
+    assert [row["restarts"] for row in dear] == [1, 2]
+    assert all(row["queries"] >= price or row["value"] == 0 or row["limit"] > 20 * price for row in dear)
+    assert results.versions["reference"] == hashlib.sha256(reference.read_bytes()).hexdigest()[:12]
+    assert results.versions["foolbox"] == "9.9"
+
+    theirs = results.find(what="reference", attack="sparse_rs of the authors")
+    assert theirs["value"] <= clean["value"]
+    assert theirs["queries"] == 40
+    assert results.find(what="distance", attack="foolbox PointwiseAttack")["queries"] == 10
+    assert results.find(what="distance", attack="foolbox L0FMNAttack")["queries"] == 2 * 100
+    for what in ("overhead", "speed"):
+        row = results.find(what=what)
+        assert 0 < row["low"] <= row["value"] <= row["high"]
+        assert row["rounds"] == 3
 
 
-def test_a_wrong_reference_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"reference must be the file rs_attacks\.py"):
-        bench.attacks(images=1, epochs=0, root=tmp_path, reference=tmp_path / "nothing.py")
+@pytest.mark.usefixtures("small")
+def test_foolbox_draws_the_same_in_every_run() -> None:
+    x, y = data.load("digits", "test")
+    network = models.mlp(2, in_features=64).eval()
+    drawn = []
+    for seed in (3, 3, 4):
+        results = Results("a", "b")
+        _attacks._against_foolbox(results, network, x[:5], y[:5], seed, {"data": "digits"}, lambda _: None)
+        drawn.append(tuple(sys.modules["foolbox"].drawn[-10:]))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 10
+
+
+FAULTS = {
+    "PointwiseAttack": ("foolbox.py", "return x + 1.5 * torch.rand_like(x)"),
+    "L0FMNAttack": ("foolbox.py", "return -x"),
+    "all of foolbox": ("foolbox.py", '__version__ = "9.9"'),
+    "the authors": ("rs_attacks.py", "torch.manual_seed(0)"),
+}
+
+
+@pytest.mark.parametrize("peer", FAULTS)
+def test_a_peer_that_fails_loses_its_own_rows_alone(small: Path, peer: str) -> None:
+    name, line = FAULTS[peer]
+    text = (small / name).read_text()
+    assert text.count(line) == 1
+    (small / name).write_text(text.replace(line, "raise RuntimeError('no luck')"))
+    lines: list[str] = []
+    results = bench.attacks(
+        images=5, budget=2, queries=5, epochs=0, root=small, reference=small / "rs_attacks.py", progress=lines.append
+    )
+    failed = [line for line in lines if line.endswith(" failed and is left out: RuntimeError('no luck')")]
+    assert len(failed) == (2 if peer == "all of foolbox" else 1)
+    kinds = {row["what"] for row in results.rows}
+    peers = {row["attack"] for row in results.rows if row["what"] in ("reference", "distance")}
+    assert "equal price" in kinds
+    assert {"pointwise", "sigma_zero"} <= peers
+    assert ("overhead" in kinds) == ("sparse_rs of the authors" in peers) == (peer != "the authors")
+    assert ("speed" in kinds) == ("foolbox PointwiseAttack" in peers) == (peer in ("L0FMNAttack", "the authors"))
+    assert ("foolbox L0FMNAttack" in peers) == (peer in ("PointwiseAttack", "the authors"))
+
+
+@pytest.mark.parametrize(("price", "restarts"), [(30.0, [1, 2]), (1400.0, [1, 2]), (2600.0, [1, 3])])
+def test_sparse_rs_spends_the_price_in_one_run_and_in_restarts(
+    monkeypatch: pytest.MonkeyPatch, price: float, restarts: list[int]
+) -> None:
+    def one_falls(
+        _model: object, x: Tensor, y: Tensor, ball: L0Ball, *, queries: int, restarts: int, generator: object
+    ) -> AttackResult:
+        """Of two rows the first breaks at once and the second never."""
+        assert (ball.budget, generator is None) == (1, False)
+        spent = torch.tensor([1, queries * restarts])
+        return AttackResult(x, torch.tensor([True, False]), y, spent, x, torch.zeros(2))
+
+    monkeypatch.setitem(ATTACKS, "sparse_rs", one_falls)
+    results, x, y = Results("a", "b"), torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
+    _attacks._at_equal_price(results, nn.Linear(4, 2), x, y, L0Ball(1), price, 0, {"n": 2}, lambda _: None)
+    assert [row["restarts"] for row in results.rows] == restarts
+    for row in results.rows:
+        assert row["value"] == 0.5
+        assert row["limit"] == 2 * row["queries"] - 1
+        assert price <= row["queries"] <= 1.2 * price
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"images": 0}, "images must be an int >= 1, got 0"),
+        ({"images": -300}, "images must be an int >= 1, got -300"),
+        ({"epochs": -1}, "epochs must be an int >= 0, got -1"),
+        ({"queries": 0}, "queries must be an int >= 1, got 0"),
+        ({"budget": 0}, "budget must be an int >= 1, got 0"),
+        ({"budget": 65}, "budget must be at most the 64 features of digits, got 65"),
+        ({"seed": -1}, r"seed must satisfy 0 <= seed < 2\*\*64, got -1"),
+        ({"seed": 2**64}, rf"seed must satisfy 0 <= seed < 2\*\*64, got {2**64}"),
+    ],
+)
+def test_bad_arguments_are_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was trained"))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        bench.attacks(root=tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "$"),
+        ("not Python at all", r" \(SyntaxError: "),
+        ("import a_module_that_nobody_has", r" \(ModuleNotFoundError: "),
+        ("class Other: pass", ", which has no RSAttack$"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rs_attacks.py", "rs_attacks.txt"])
+def test_a_wrong_reference_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, reason: str, name: str
+) -> None:
+    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was trained"))
+    path, known = tmp_path / name, list(sys.path)
+    if text is not None:
+        path.write_text(text)
+    rule = r"reference must be the file rs_attacks\.py of the authors of Sparse-RS, got "
+    with pytest.raises(ValueError, match=f"^{rule}{path}{reason}"):
+        bench.attacks(root=tmp_path, reference=path)
+    assert sys.path == known

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ell0 import __version__, bench
+from ell0 import __version__, bench, cli
 from ell0.cli import main
 from ell0.results import Results
 
@@ -27,7 +28,22 @@ def fake_bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         results.add(2.0**20, what="memory", unit="bytes", k=10, batch=1, **{"in": 2, "out": 3})
         return results
 
+    def attacks(**options: object) -> Results:
+        calls.append(options)
+        options["progress"]("a peer failed: [bold]why[/bold]")  # type: ignore[operator]
+        results = Results("bench-attacks-cpu", str(options["command"]), device="a machine")
+        results.add(0.25, what="clean", unit="accuracy", n=4)
+        results.add(0.0125, what="forward", unit="seconds", n=4)
+        results.add(
+            0.5, what="attack", attack="adaptive", unit="accuracy", beta=100.0, queries=12.3, seconds=0.5,
+            queries_per_second=4321.0,
+        )  # fmt: skip
+        results.add(7.0, what="distance", attack="pointwise", unit="median features")
+        results.add(87.2, what="overhead", attack="sparse_rs", to="a peer", unit="x faster")
+        return results
+
     monkeypatch.setattr(bench, "layer", layer)
+    monkeypatch.setattr(bench, "attacks", attacks)
     return calls
 
 
@@ -43,14 +59,61 @@ def test_bench_layer_shows_and_writes(
     assert Results.load(out).command == "ell0 bench layer --quick"
 
 
+def test_bench_attacks_shows_and_writes(
+    fake_bench: list[dict[str, object]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out, reference = tmp_path / "a.json", tmp_path / "rs_attacks.py"
+    words = ["bench", "attacks", "--images", "3", "--require-mnist", "--reference", str(reference), "--out", str(out)]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    lines = [line.split() for line in shown.out.splitlines()]
+    for row in (
+        "clean 25.0 % stand",
+        "forward 0.0125 seconds",
+        "attack adaptive 100 50.0 % stand 12 0.5 4321",
+        "distance pointwise 7 median features",
+        "overhead sparse_rs 87 times faster than a peer",
+    ):
+        assert row.split() in lines
+    assert "a peer failed: [bold]why[/bold]" in shown.err
+    (given,) = fake_bench
+    assert (given["images"], given["require_mnist"], given["reference"]) == (3, True, reference)
+    command = "ell0 bench attacks --images 3 --require-mnist --reference rs_attacks.py"
+    assert Results.load(out).command == command
+
+
+def test_the_command_names_what_was_given_beyond_the_defaults(fake_bench: list[dict[str, object]]) -> None:
+    for words in (
+        "bench layer",
+        "bench layer --require-mnist --seed 4",
+        "bench attacks",
+        "bench attacks --images 7 --budget 2 --queries 3 --epochs 0 --seed 9",
+    ):
+        assert main(shlex.split(words)) == 0
+        assert fake_bench[-1]["command"] == f"ell0 {words}"
+
+
+def test_the_defaults_are_those_of_the_functions() -> None:
+    for here, there in ((cli.bench_layer, bench.layer), (cli.bench_attacks, bench.attacks)):
+        ours, theirs = (inspect.signature(function).parameters for function in (here, there))
+        shared = set(ours) & set(theirs)
+        assert {"seed", "root", "require_mnist"} < shared
+        assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
+
+
 def test_json_goes_to_standard_output_alone(
     fake_bench: list[dict[str, object]],  # noqa: ARG001
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["bench", "layer", "--json", "--quiet"]) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["rows"][0]["value"] == 2.5
-    assert shown.err == ""
+    for what, value in (("layer", 2.5), ("attacks", 0.25)):
+        assert main(["bench", what, "--json", "--quiet"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["rows"][0]["value"] == value
+        assert shown.err == ""
 
 
 @pytest.mark.parametrize(
@@ -60,6 +123,8 @@ def test_json_goes_to_standard_output_alone(
         (["bench", "layer", "--threads", f"{2**70}"], 1, f"got {2**70}"),
         (["bench", "layer", "--seed", "-1"], 1, "seed must satisfy 0 <= seed < 2**64, got -1"),
         (["bench", "layer", "--seed", f"{2**64}"], 1, f"seed must satisfy 0 <= seed < 2**64, got {2**64}"),
+        (["bench", "attacks", "--images", "0"], 1, "images must be an int >= 1, got 0"),
+        (["bench", "attacks", "--reference", "/none.py"], 1, "reference must be the file rs_attacks.py"),
         (["data", "get", "mnits"], 1, "mnits"),
         (["data", "get", "digits"], 1, "need no get"),
     ],
@@ -109,6 +174,17 @@ def test_make_bench_stops_at_once_without_mnist(
     assert main(shlex.split(words)) == 1
     assert "`ell0 data get mnist`" in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("reference", ["", "some where/rs_attacks.py"])
+def test_make_bench_attacks_passes_a_reference_only_where_there_is_one(reference: str) -> None:
+    run = subprocess.run(
+        ["make", "--dry-run", "bench-attacks", f"REFERENCE={reference}"],
+        cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (line,) = [line for line in run.stdout.splitlines() if "bench attacks" in line]
+    given = ["--reference", reference] if reference else []
+    assert shlex.split(line)[1:-2] == ["bench", "attacks", "--require-mnist", "--threads", "2", *given]
 
 
 @pytest.mark.parametrize(

@@ -84,21 +84,6 @@ def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
         assert abs(chi2(cells.flatten().bincount(minlength=256).double())) < 5
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 1000])
-def test_below_draws_each_number_as_often(limit: int) -> None:
-    numbers = draws(100).below(limit, torch.arange(100), 0, 1000)
-    assert numbers.min() >= 0
-    assert numbers.max() < limit
-    if limit > 1:
-        assert abs(chi2(numbers.flatten().bincount(minlength=limit).double())) < 5
-
-
-def test_below_takes_a_limit_for_each_row_and_0_gives_0() -> None:
-    limits = torch.tensor([[0], [1], [5]])
-    numbers = draws(3).below(limits, torch.arange(3), 0, 200)
-    assert numbers.amax(1).tolist() == [0, 0, 4]
-
-
 def test_normal_numbers_are_normal() -> None:
     numbers = draws(200).normal(torch.arange(200), 0, 501)
     assert numbers.shape == (200, 501)

@@ -1,18 +1,26 @@
 from __future__ import annotations
 
 import copy
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
+import ell0.evaluation
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.evaluation import Entry, Evaluation, Share, default_attacks, evaluate
+from ell0.models import mlp
 from ell0.results import Results
 from ell0.threat import L0Ball
 
@@ -234,13 +242,86 @@ def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
     evaluate(**{**usual, "ball": L0Ball(2, low=-1, high=1)}, batch=3, state_path=state)  # type: ignore[arg-type]
 
 
-def test_a_model_that_is_no_module_is_known_by_its_errors(tmp_path: Path) -> None:
+def test_a_model_that_is_no_module_is_known_by_its_margins(tmp_path: Path) -> None:
     x, y = _rows()
-    attacks = {"spy": Entry(Spy(), False)}
-    evaluate(lambda x: Line()(x), x, y, L0Ball(2), attacks, state_path=tmp_path / "state")
-    evaluate(lambda x: Line()(x), x, y, L0Ball(2), attacks, state_path=tmp_path / "state")
-    with pytest.raises(ValueError, match="differs in: model"):
-        evaluate(lambda x: -Line()(x), x, y, L0Ball(2), attacks, state_path=tmp_path / "state")
+    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"spy": Entry(Spy(), False)}, state_path=tmp_path / "a")
+    again(lambda x: Line()(x))
+    again(lambda x: Line()(x))
+    again(lambda x: Line()(x) + 1e-4 * torch.rand_like(x[:, :2]))
+    for other in (lambda x: -Line()(x), lambda x: 1.1 * Line()(x), lambda x: Line()(x) + 0.1 * (x[:, :2] > 0.9)):
+        with pytest.raises(ValueError, match=r"state_path must be of this evaluation.* differs in: model$"):
+            again(other)
+
+
+def test_models_that_share_their_weights(tmp_path: Path) -> None:
+    """F(0) and F(3) answer alike where x is 0, so only their words tell them apart there."""
+    plain, truncated = (mlp(k, in_features=D, hidden=(4,), classes=2).eval() for k in (0, 3))
+    truncated.load_state_dict(plain.state_dict())
+    x = torch.zeros(4, D)
+    y = plain(x).argmax(1)
+    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"a": Entry(Spy(reach=0), False)})
+    again(plain, state_path=tmp_path / "a")
+    again(copy.deepcopy(plain), state_path=tmp_path / "a")
+    with pytest.raises(ValueError, match=r"differs in: model$"):
+        again(truncated, state_path=tmp_path / "a")
+
+
+def test_a_module_with_a_switch_is_known_by_its_margins(tmp_path: Path) -> None:
+    attacks = {"a": Entry(Spy(), False)}
+    _evaluate(model=Odd("").eval(), attacks=attacks, state_path=tmp_path / "a")
+    with pytest.raises(ValueError, match=r"differs in: model$"):
+        _evaluate(model=Odd("softmax").eval(), attacks=attacks, state_path=tmp_path / "a")
+
+
+def test_a_random_model_goes_on(tmp_path: Path) -> None:
+    def model(x: Tensor) -> Tensor:
+        logits: Tensor = Line()(x)
+        return logits + torch.rand_like(logits)
+
+    attacks = {"a": partial(ATTACKS["sparse_rs"], queries=2)}
+    for _ in range(2):
+        assert _evaluate(model=model, attacks=attacks, state_path=tmp_path / "a").flags[0].startswith("random outputs")
+
+
+def test_two_functions_under_one_name(tmp_path: Path) -> None:
+    def weak(*arguments: Any, **rest: Any) -> AttackResult:
+        return Spy(reach=0)(*arguments, **rest)
+
+    def strong(*arguments: Any, **rest: Any) -> AttackResult:
+        return Spy()(*arguments, **rest)
+
+    _evaluate(attacks={"a": Entry(weak, False)}, state_path=tmp_path / "a")
+    _evaluate(attacks={"a": Entry(partial(weak), False)}, state_path=tmp_path / "a")
+    for attack in (strong, partial(strong), Spy()):
+        with pytest.raises(ValueError, match=r"differs in: parameters of a$"):
+            _evaluate(attacks={"a": Entry(attack, False)}, state_path=tmp_path / "a")
+
+
+def slow(*arguments: Any, **rest: Any) -> AttackResult:
+    """The spy, for ever at its third batch if this is the process to be killed."""
+    if getattr(slow, "stops", False) and bool((rest["rows"] >= 17).any()):
+        time.sleep(60)
+    return Spy()(*arguments, **rest)
+
+
+def _slowly(state: Path | str | None) -> Evaluation:
+    return _evaluate(ball=L0Ball(3), attacks={"slow": Entry(slow, False)}, batch=7, state_path=state)
+
+
+def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
+    state, here = tmp_path / "state", Path(__file__)
+    code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem} as t; t.slow.stops = True"
+    process = subprocess.Popen([sys.executable, "-c", f"{code}; t._slowly({str(state)!r})"])
+    try:
+        deadline = time.monotonic() + 60
+        while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    with np.load(state) as saved:
+        assert 0 < (saved["tried"] > 0).sum() < N - 3
+    _same(_slowly(state), _slowly(None))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04 cut off"])
@@ -326,6 +407,9 @@ class Odd(nn.Module):
             return torch.from_numpy(self.line.weight.detach().numpy() * x.numpy()).sum(1, keepdim=True) * torch.tensor(
                 [-1.0, 1.0]
             )
+        if self.odd == "detached":
+            logits = self.line(x.detach())
+            return logits
         if self.odd == "random":
             return logits + torch.rand_like(logits) / 100
         if self.odd == "softmax":
@@ -346,11 +430,31 @@ class Odd(nn.Module):
 )
 def test_flags_of_the_model(odd: str, flag: str | None) -> None:
     x, y = _rows()
-    result = evaluate(Odd(odd).eval(), x, y, L0Ball(2), {"spy": Entry(Spy(), True)})
+    result = evaluate(Odd(odd).eval(), x, y, L0Ball(2), {"spy": Entry(Spy(), False)})
     assert len(result.flags) == (flag is not None)
     if flag is not None:
         assert result.flags[0].startswith(flag)
         assert f"flag: {flag}" in str(result)
+
+
+@pytest.mark.parametrize("odd", ["numpy", "detached"])
+def test_white_box_attacks_on_a_model_without_gradients(odd: str) -> None:
+    model = Odd(odd).eval()
+    spy = Spy()
+    attacks = {"spy": Entry(spy, False), "mine": Entry(Spy(), True), "adaptive": ATTACKS["adaptive"]}
+    x, y = _rows(12)
+    # As a function its weights ask for gradients all the time; a module's do not while it is attacked.
+    for asked in (model, lambda x: model(x)):
+        with pytest.raises(ValueError, match=r"attacks must be black-box for .* no gradient, got mine, adaptive$"):
+            evaluate(asked, x, y, L0Ball(2), attacks)
+        assert spy.calls == []
+        flag = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
+        assert evaluate(asked, x, y, L0Ball(2), {"spy": attacks["spy"]}).flags == (flag,)
+        spy.calls.clear()
+        # Budget 0 runs no attack: which ones would have run is the point.
+        result = evaluate(asked, x, y, L0Ball(0))
+        assert result.flags == (f"{flag}: sparse_pgd, sigma_zero, adaptive left out",)
+        assert list(result.attacks) == ["sparse_rs_corners", "sparse_rs_uniform"]
 
 
 def test_a_model_left_in_train_mode() -> None:
@@ -367,16 +471,30 @@ def test_a_model_left_in_train_mode() -> None:
 
 
 @pytest.mark.parametrize(("rows", "fires"), [(3, False), (4, True)])
-def test_black_box_beats_white_box_by_more_than_three_points(rows: int, fires: bool) -> None:
+def test_search_beats_gradients_by_more_than_three_points(rows: int, fires: bool) -> None:
     x, y = (torch.ones(100, D), torch.ones(100, dtype=torch.int64))
     white, black = Entry(Spy(reach=0), True), Entry(Spy(only=lambda ids: ids < rows), False)
     flags = evaluate(Line(), x, y, L0Ball(D), {"white": white, "black": black}).flags
     assert len(flags) == fires
     if fires:
-        assert flags[0].startswith("black-box beats white-box: by 4.0 points")
+        words = "search beats gradients by 4.0 points: black broke rows that white had left standing"
+        assert flags == (words,)
     # Rows that no white-box attack has tried say nothing about them.
     assert evaluate(Line(), x, y, L0Ball(D), {"black": black, "white": white}).flags == ()
     assert evaluate(Line(), x, y, L0Ball(D), {"black": black}).flags == ()
+
+
+def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (torch.ones(100, D), torch.ones(100, dtype=torch.int64))
+    monkeypatch.setitem(ATTACKS, "sigma_zero", Spy(reach=0))
+    monkeypatch.setitem(ATTACKS, "adaptive", Spy())
+    result = evaluate(Line(), x, y, L0Ball(D), ["sigma_zero", "adaptive", "sparse_rs"])
+    assert result.attacks["adaptive"]
+    words = "search beats gradients by 100.0 points: adaptive broke rows that sigma_zero had left standing"
+    assert result.flags == (words,)
+    # By itself it is no attack by gradients alone, which others could beat.
+    monkeypatch.setitem(ATTACKS, "adaptive", Spy(reach=0))
+    assert evaluate(Line(), x, y, L0Ball(D), {"a": partial(ATTACKS["adaptive"]), "b": Entry(Spy(), False)}).flags == ()
 
 
 def test_a_white_box_attack_of_a_smaller_budget_is_not_beaten() -> None:
@@ -418,6 +536,79 @@ def test_errors_of_a_random_model_that_do_not_come_back_are_counted() -> None:
 
     result = evaluate(Odd("random").eval(), x, y, L0Ball(1), {"lucky": Entry(lucky, False)})
     assert result.flags == ("random outputs: two forward passes differ, and 4 errors did not come back at the end",)
+
+
+def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
+    """An attack whose last check refutes every break leaves margins below 0; the flag outlives the process."""
+
+    def modest(*arguments: Any, **rest: Any) -> AttackResult:
+        result = Spy()(*arguments, **rest)
+        taken = result.success & (rest["rows"] % 2 == 0)
+        found = {"success": result.success & ~taken, "distance": torch.where(taken, -1, result.distance)}
+        x_adv = torch.where(taken.unsqueeze(1), arguments[1], result.x_adv)
+        return AttackResult(**{**vars(result), **found, "x_adv": x_adv, "margin": -taken.float()})
+
+    once = partial(_evaluate, ball=L0Ball(D), batch=7, state_path=tmp_path / "state")
+    flags = (
+        "claims taken back: 18 rows were broken in a query, but not in the attack's own check; they count as standing"
+    )
+    modestly = {"modest": Entry(modest, False)}
+    result = once(attacks=modestly)
+    assert result.decided.count(None) == 18
+    assert result.flags == (flags,)
+    assert once(attacks=modestly).flags == (flags,)
+    # A row that another attack breaks is in no doubt.
+    assert _evaluate(ball=L0Ball(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
+
+
+def test_a_break_on_the_boundary_is_no_lie() -> None:
+    """Rows with a clean margin of 4e-6 and logits near 10: batch noise of 1e-6 decides on which side a point lies."""
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+
+    def model(x: Tensor) -> Tensor:
+        margin = x[:, 0] + 4e-6 + 1e-6 * (len(x) == 4)
+        return torch.stack([10 + margin, torch.full_like(margin, 10.0)], 1)
+
+    def edge(model: Any, x: Tensor, y: Tensor, ball: L0Ball, **_: Any) -> AttackResult:
+        del model, ball
+        ones = torch.ones_like(y)
+        x_adv = x.index_fill(1, torch.tensor(0), step)
+        return AttackResult(x_adv, ones.bool(), ones, ones, x_adv, -ones.double())
+
+    step = -4.5e-6
+    result = evaluate(model, x.double(), y, L0Ball(1), {"edge": Entry(edge, False)}, batch=4)
+    words = "on the boundary: 4 broken rows lie so near that the model did not err on them at the end"
+    assert result.flags == (f"{words}; they count as broken",)
+    assert not result.robust_accuracy
+    step = 0.02
+    with pytest.raises(RuntimeError, match="'edge' says that its point for row 0 is misclassified"):
+        evaluate(model, x.double(), y, L0Ball(1), {"edge": Entry(edge, False)}, batch=4)
+
+
+class Bare(TorchFunctionMode):
+    """Notes who makes a tensor on the default device, which may be another one than that of x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _device_constructors() and (kwargs or {}).get("device") is None:
+            self.files.add(sys._getframe(1).f_code.co_filename)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
+    x, y = _rows()
+    attacks = ["sigma_zero", "sparse_rs"]
+    with Bare() as bare:
+        for batch in (7, 40):
+            result = evaluate(Odd("").eval(), x, y, L0Ball(2), attacks, batch=batch, state_path=tmp_path / "state")
+            assert str(result)
+            assert result.rows()
+        torch.zeros(1)
+    assert __file__ in bare.files
+    assert not [file for file in bare.files if Path(file).parent == Path(ell0.evaluation.__file__).parent]
 
 
 def test_a_wrong_distance_is_found() -> None:
@@ -473,6 +664,13 @@ def test_bad_state_paths(tmp_path: Path) -> None:
         _evaluate(state_path=tmp_path)
     with pytest.raises(ValueError, match="state_path must be in a folder that exists"):
         _evaluate(state_path=tmp_path / "nowhere" / "state")
+    spy = Spy()
+    # A name so long that a temporary file beside it has none.
+    with pytest.raises(ValueError, match=r"state_path must be where a file can be written, got .*\(.*name too long"):
+        _evaluate(attacks={"spy": Entry(spy, False)}, state_path=tmp_path / ("a" * 250))
+    assert spy.calls == []
+    _evaluate(state_path=tmp_path / "state", attacks={"spy": Entry(Spy(reach=0), False)})
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
 
 
 def test_an_attack_that_cannot_do_it_says_so_before_any_query() -> None:

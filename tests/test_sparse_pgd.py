@@ -1,10 +1,9 @@
-"""Sparse-PGD: near the optimum where it is known, inside the ball, the same for every way to cut a batch."""
+"""Sparse-PGD: near the optimum where it is known, and what its masks, patience and surrogate do."""
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, get_args
 
 import pytest
@@ -15,7 +14,7 @@ from ell0.attacks.contract import AttackResult
 from ell0.attacks.sparse_pgd import Mask, sparse_pgd
 from ell0.attacks.surrogate import Surrogate
 from ell0.nn import TruncatedLinear
-from ell0.threat import L0Ball, Unit
+from ell0.threat import L0Ball
 from oracle import optimum
 
 LOW = torch.where(torch.arange(60) % 4 > 0, -1.0, -math.inf)
@@ -45,10 +44,6 @@ def share_of_breakable(model: Linear, ball: L0Ball, result: AttackResult) -> flo
     breakable = 1.25 * fewest <= ball.budget
     assert breakable.sum() >= 10
     return float(result.success[breakable].float().mean())
-
-
-def same(a: AttackResult, b: AttackResult) -> bool:
-    return all(torch.equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(AttackResult))
 
 
 BALLS: list[tuple[str, tuple[int, ...], L0Ball]] = [
@@ -120,36 +115,6 @@ def test_a_target_is_reached() -> None:
     assert torch.equal(model(result.x_adv).argmax(1)[result.success], target[result.success])
 
 
-def test_the_same_key_gives_the_same_result() -> None:
-    model = Linear(60)
-
-    def attack(seed: int) -> AttackResult:
-        return sparse_pgd(model, model.x, model.y, L0Ball(3), steps=20, generator=torch.Generator().manual_seed(seed))
-
-    assert same(attack(1), attack(1))
-    assert not same(attack(1), attack(2))
-
-
-@pytest.mark.parametrize("unit", ["feature", "pixel"])
-def test_the_batch_split_does_not_matter(unit: Unit) -> None:
-    model, ball = Linear(2, 5, 6), L0Ball(3, unit)
-    ids = torch.arange(60).flip(0)
-    whole = sparse_pgd(model, model.x, model.y, ball, steps=10, restarts=2, rows=ids)
-    parts = zip(model.x.split(23), model.y.split(23), ids.split(23), strict=True)
-    pieces = [sparse_pgd(model, x, y, ball, steps=10, restarts=2, rows=rows) for x, y, rows in parts]
-    assert 0 < whole.success.sum() < 60
-    assert same(AttackResult.cat(pieces), whole)
-
-
-def test_more_restarts_are_never_worse() -> None:
-    model, ball = Linear(60), L0Ball(4)
-    runs = [sparse_pgd(model, model.x, model.y, ball, steps=6, restarts=restarts) for restarts in (1, 2, 4)]
-    for fewer, more in pairwise(runs):
-        assert not (fewer.success & ~more.success).any()
-        assert (more.margin <= fewer.margin).all()
-    assert runs[-1].success.sum() > runs[0].success.sum()
-
-
 @pytest.mark.parametrize("mask", ["unprojected", "projected", "both"])
 def test_a_step_costs_a_forward_and_a_backward(mask: Mask) -> None:
     model = Linear(300)
@@ -204,9 +169,6 @@ def test_the_surrogate_reaches_the_truncated_layer() -> None:
 
 def test_nothing_to_change() -> None:
     model = Linear(60)
-    none = sparse_pgd(model, model.x, model.y, L0Ball(0))
-    assert not none.success.any()
-    assert not none.queries.any()
     frozen = sparse_pgd(model, model.x, model.y, L0Ball(3, mutable=torch.zeros(60, dtype=torch.bool)), steps=2)
     assert torch.equal(frozen.x_best, model.x)
 
@@ -214,8 +176,6 @@ def test_nothing_to_change() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": 0}, "steps must be an int >= 1, got 0"),
-        ({"restarts": 1.5}, "restarts must be an int >= 1, got 1.5"),
         ({"patience": 0}, "patience must be an int >= 1, got 0"),
         ({"mask": "hard"}, 'mask must be "unprojected", "projected" or "both", got \'hard\''),
         ({"step_size": 0.0}, "step_size must be a finite number > 0, got 0.0"),

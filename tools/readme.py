@@ -86,14 +86,15 @@ def attacks() -> str:
         f"An F(10) trained for {clean['epochs']} epochs on clean MNIST, {100 * clean['value']:.1f} % accurate;"
         f" {best['budget']} features may change; in brackets 95 % Wilson intervals. A forward is a query and so is a"
         " backward."
-        f" Given the queries of the union, Sparse-RS leaves {_stands(best)} standing at values up to 100.",
+        f" With a limit that lets it spend {best['queries']:.0f} queries an image, Sparse-RS leaves {_stands(best)}"
+        " standing at values up to 100.",
         "",
         f"Against the authors' Sparse-RS ({theirs['limit']} queries, values up to 1): it leaves {_stands(theirs)}"
         f" standing, ours {_stands(ours)}, and with a model that costs nothing ours takes"
-        f" {1000 * overhead['seconds']:.1f} ms a query for {overhead['batch']:,} images, {overhead['value']:.0f} times"
+        f" {1000 * overhead['seconds']:.1f} ms a query for {overhead['batch']:,} images, {_faster(overhead)} times"
         " less."
         f" Against foolbox's Pointwise ({mine['n']} images, 10 repeats): a median of {mine['value']:g} changed features"
-        f" for its {foolbox['value']:g}, {speed['value']:.0f} times faster.",
+        f" for its {foolbox['value']:g}, {_faster(speed)} times faster.",
         f"Measured on {results.device} with torch {results.versions['torch']}, commit {results.commit}, by"
         f" `{results.command}`.",
     ]
@@ -106,6 +107,11 @@ def _union(results: Results) -> str:
 
 def _stands(row: Row) -> str:
     return f"{100 * row['value']:.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
+
+
+def _faster(row: Row) -> str:
+    spread = f" ({row['low']:.0f}-{row['high']:.0f})" if "low" in row else ""
+    return f"{row['value']:.0f}{spread}"
 
 
 def _times(row: Row) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -108,18 +109,10 @@ def bench_layer(
     if out is not None:
         _check_out(out)
     console = Console(stderr=True, quiet=quiet)
-    words = ["ell0 bench layer", *(["--quick"] if quick else []), *(["--require-mnist"] if require_mnist else [])]
-    words += [f"--threads {threads}"] if threads else []
-    words += [f"--seed {seed}"] if seed else []
+    options: dict[str, Any] = {"quick": quick, "require_mnist": require_mnist, "seed": seed}
+    command = _command("ell0 bench layer", bench_layer, options | {"threads": threads})
     with console.status("") as status:
-        results = bench.layer(
-            quick=quick,
-            root=root,
-            require_mnist=require_mnist,
-            command=" ".join(words),
-            seed=seed,
-            progress=lambda line: status.update(line),
-        )
+        results = bench.layer(**options, root=root, command=command, progress=lambda line: status.update(line))
     _hand_over(results, out, as_json, console, _show_layer)
 
 
@@ -173,25 +166,32 @@ def bench_attacks(
     if out is not None:
         _check_out(out)
     console = Console(stderr=True, quiet=quiet)
-    given = {"images": images, "budget": budget, "queries": queries, "epochs": epochs, "threads": threads, "seed": seed}
-    usual = {"images": 1000, "budget": 5, "queries": 1000, "epochs": 5, "threads": None, "seed": 0}
-    words = ["ell0 bench attacks", *(f"--{name} {value}" for name, value in given.items() if value != usual[name])]
-    words += ["--require-mnist"] if require_mnist else []
-    words += ["--reference rs_attacks.py"] if reference else []
-    with console.status("") as status:
+    options: dict[str, Any] = {
+        "images": images,
+        "budget": budget,
+        "queries": queries,
+        "epochs": epochs,
+        "require_mnist": require_mnist,
+        "reference": reference,
+        "seed": seed,
+    }
+    command = _command("ell0 bench attacks", bench_attacks, options | {"threads": threads})
+    with console.status("attacks"):
+        # A line stays: it may say that a peer failed.
         results = bench.attacks(
-            images=images,
-            budget=budget,
-            queries=queries,
-            epochs=epochs,
-            root=root,
-            require_mnist=require_mnist,
-            reference=reference,
-            command=" ".join(words),
-            seed=seed,
-            progress=lambda line: status.update(line),
+            **options, root=root, command=command, progress=lambda line: console.out(line, highlight=False)
         )
     _hand_over(results, out, as_json, console, _show_attacks)
+
+
+def _command(words: str, function: Callable[..., None], given: Mapping[str, object]) -> str:
+    """The command that does the same again: what was given beyond the defaults; of a file the name, not the place."""
+    parameters = inspect.signature(function).parameters
+    for name, value in given.items():
+        if value != parameters[name].default:
+            words += f" --{name.replace('_', '-')}"
+            words += "" if value is True else f" {value.name if isinstance(value, Path) else value}"
+    return words
 
 
 def _use_threads(threads: int | None) -> None:
@@ -241,13 +241,15 @@ def _show_layer(results: Results) -> None:
 
 
 def _show_attacks(results: Results) -> None:
-    table = Table("measured", "attack", "values up to", "figure", "queries", "seconds", box=None, title_justify="left")
+    columns = ("measured", "attack", "values up to", "figure", "queries", "seconds", "queries a second")
+    table = Table(*columns, box=None, title_justify="left")
     table.title = f"{results.name}: {results.device}"
     for row in results.rows:
         queries = f"{row['queries']:.0f}" if "queries" in row else ""
         seconds = f"{row['seconds']:.3g}" if "seconds" in row else ""
+        speed = f"{row['queries_per_second']:.0f}" if "queries_per_second" in row else ""
         beta = f"{row['beta']:g}" if "beta" in row else ""
-        table.add_row(row["what"], row.get("attack", ""), beta, _figure(row), queries, seconds)
+        table.add_row(row["what"], row.get("attack", ""), beta, _figure(row), queries, seconds, speed)
     Console().print(table)
 
 

@@ -150,7 +150,8 @@ def _check_order(low: float | Tensor, high: float | Tensor) -> None:
         if _broadcast(low.shape, high.shape) is None:
             shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
             raise ValueError(f"low and high must be broadcastable to one another, got shapes {shapes}")
-    if not torch.as_tensor(low <= high).all():
+    ordered = low <= high
+    if not (ordered.all() if isinstance(ordered, Tensor) else ordered):
         raise ValueError(f"low must be <= high everywhere, got low={low!r} with high={high!r}")
 
 

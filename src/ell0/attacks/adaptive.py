@@ -190,16 +190,25 @@ def _scorer(victim: Victim) -> _Gradient:
     return _Gradient(victim)
 
 
-def _sees_input(victim: Victim, layer: nn.Module) -> bool:
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+def _sees_input(victim: Victim, layer: TruncatedLinear | InputTruncation) -> bool:
+    """Whether the layer gets all numbers of a sample as they are, once. Asked with a sample of no row."""
+    size = victim.x[0].numel()
+    if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != size:
+        return False
+    sample = torch.linspace(-2, 2, size, dtype=victim.x.dtype, device=victim.x.device).view(1, *victim.x.shape[1:])
+    seen: list[tuple[Tensor, ...]] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     try:
         with torch.no_grad():
-            victim.model(victim.x[:1])
+            victim.model(sample.clone())
+    except (ValueError, RuntimeError, AssertionError):  # a model that looks at its input first
+        return False
     finally:
         hook.remove()
-    same = len(seen) == 1 and seen[0].numel() == victim.x[:1].numel()
-    return same and torch.equal(seen[0].flatten(), victim.x[:1].flatten())
+    if len(seen) != 1 or len(seen[0]) != 1:
+        return False
+    (got,) = seen[0]
+    return got.numel() == size and got.dtype == sample.dtype and torch.equal(got.flatten(), sample.flatten())
 
 
 class _State:

@@ -87,7 +87,7 @@ class Victim:
         self.low, self.high, mutable = (t.expand_as(x) for t in ball.box(x))
         self.mutable = mutable
         self.model, self._target, self._minimal = model, target is not None, minimal
-        self._labels = (y if target is None else target).long()
+        self._y, self._labels = y, (y if target is None else target).long()
         self._held: list[tuple[nn.Module, bool]] = []
         self._parameters: list[nn.Parameter] = []
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
@@ -120,6 +120,7 @@ class Victim:
     def _start(self) -> None:
         logits = self._logits(self.x.clone())
         _check_labels(logits, self._labels, "target" if self._target else "y")
+        _check_labels(logits, self._y, "y")
         self.margin = self._margin(logits, self._labels)
         self.success = self._wrong(logits, self._labels)
         self.distance = torch.where(self.success, 0, -1)
@@ -184,14 +185,14 @@ class Victim:
             leaf = part.detach().requires_grad_()
             with torch.enable_grad(), surrogate_gradients(self.model, surrogate):
                 logits = self._ask(leaf)
-                if not logits.requires_grad:
-                    raise ValueError(
-                        "model must have a gradient for this attack, got logits that autograd cannot follow"
-                    )
                 margin = self._margin(logits, self._labels[rows])
-                (slope,) = torch.autograd.grad((margin if loss is None else loss(logits, margin)).sum(), leaf)
+                value = (margin if loss is None else loss(logits, margin)).sum()
+                slope = torch.autograd.grad(value, leaf, allow_unused=True)[0] if logits.requires_grad else None
+            if slope is None:
+                raise ValueError("model must have a gradient for this attack, got logits that autograd cannot follow")
             return logits.detach(), slope
 
+        _check_autograd()
         logits, slope = self._in_parts(ask, points, at)
         return self._learn(points, at, logits, cost=2), slope
 
@@ -201,7 +202,7 @@ class Victim:
 
         def cut(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             seen.append((inputs[0].detach(), output.detach().requires_grad_()))
-            return seen[-1][1]
+            return seen[-1][1].clone()  # what follows may write into it
 
         def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             seen.clear()
@@ -215,6 +216,7 @@ class Victim:
                 hook.remove()
             return logits.detach(), source, slope
 
+        _check_autograd()
         logits, source, slope = self._in_parts(ask, points, at)
         return self._learn(points, at, logits, cost=2), source, slope
 
@@ -295,7 +297,6 @@ class Victim:
             )
         if not logits.is_floating_point():
             raise ValueError(f"model must return floating-point logits, got {describe(logits)}")
-        # Two infinite logits have no margin, and a search with nothing to compare would stand still.
         top = logits.detach().amax(1)
         if not top.isfinite().all():
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
@@ -304,7 +305,11 @@ class Victim:
     def _margin(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
         others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
-        return others - own if self._target else own - others
+        margin = others - own if self._target else own - others
+        # A search with nothing to compare would stand still.
+        if not margin.isfinite().all():
+            raise ValueError("model must return finite logits, got an infinite one where it decides the margin")
+        return margin
 
     def _wrong(self, logits: Tensor, labels: Tensor) -> Tensor:
         given = logits.argmax(1) == labels
@@ -383,8 +388,13 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         raise ValueError(f"target must differ from y in every row, row {int((target == y).nonzero()[0])} does not")
     if finite:
         low, high, mutable = ball.box(x)
-        if not (low.isfinite() & high.isfinite() | ~mutable).all():
+        if not ((high - low).isfinite() | ~mutable).all():
             raise ValueError(f"this attack needs a finite box, got low={ball.low!r} and high={ball.high!r}")
+
+
+def _check_autograd() -> None:
+    if torch.is_inference_mode_enabled():
+        raise ValueError("an attack by gradients must be called outside of torch.inference_mode()")
 
 
 def _check_labels(logits: Tensor, labels: Tensor, name: str) -> None:

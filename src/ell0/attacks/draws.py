@@ -1,6 +1,7 @@
 """Counter-based randomness: everything a row draws is a hash of (key, row id, query, draw).
 
-So a draw depends neither on the batch a row sits in, nor on which rows have dropped out, nor on the device.
+So a draw depends neither on the batch a row sits in nor on which rows have dropped out; bits and uniform numbers do not
+depend on the device either (normal ones go through its logarithm and cosine).
 """
 
 from __future__ import annotations
@@ -52,10 +53,6 @@ class Draws:
     def uniform(self, at: Tensor, query: int, count: int) -> Tensor:
         """``(len(at), count)`` float64, in [0, 1)."""
         return _shift(self.bits(at, query, count), 11).double() * 2.0**-53
-
-    def below(self, limit: Tensor | int, at: Tensor, query: int, count: int) -> Tensor:
-        """``(len(at), count)`` int64, in [0, limit). limit: an int, or broadcastable to the result; 0 gives 0."""
-        return (self.uniform(at, query, count) * limit).long()
 
     def normal(self, at: Tensor, query: int, count: int) -> Tensor:
         """``(len(at), count)`` float64, standard normal."""

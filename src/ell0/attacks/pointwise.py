@@ -13,6 +13,7 @@ __all__ = ["pointwise", "reset_units"]
 
 _FEWER = 80  # per cent of the units of its start that a run asks of another noise
 _BLOCK = 4  # units that are first tried together
+_TOGETHER = 1 << 24  # numbers in the runs that advance together
 
 
 def pointwise(
@@ -35,7 +36,7 @@ def pointwise(
     Args:
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box. A run is
             a success if its distance is within the budget; the budget does not steer it.
-        repeats: runs of each row, which advance together: memory grows with ``repeats * n``.
+        repeats: runs of each row, which advance together.
         starts: noises that a run draws; it goes on from the one with the fewest changed units.
         generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
 
@@ -45,15 +46,15 @@ def pointwise(
     check_count("repeats", repeats)
     check_count("starts", starts)
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, minimal=True) as victim:
-        if ball.budget:
-            at, points, order = _noise(victim, repeats, starts)
+        group = max(1, _TOGETHER // (repeats * x[0].numel()))
+        for standing in victim.standing.split(group) if ball.budget else ():
+            at, points, order = _noise(victim, standing, repeats, starts)
             reset_units(victim, at, points, order, "pointwise")
         return victim.result()
 
 
-def _noise(victim: Victim, repeats: int, starts: int) -> tuple[Tensor, Tensor, Tensor]:
+def _noise(victim: Victim, standing: Tensor, repeats: int, starts: int) -> tuple[Tensor, Tensor, Tensor]:
     """The runs that found a start: rows ``(p,)``, points ``(p, channels, units)``, random orders ``(p, units)``."""
-    standing = victim.standing
     at, clean = standing.repeat(repeats), victim.units(victim.x)[standing].repeat(repeats, 1, 1)
     fewest, points = torch.zeros_like(at), clean.clone()
     order = torch.zeros_like(clean[:, 0], dtype=torch.int64)

@@ -85,12 +85,14 @@ class Descent:
         self._clean, self._low, self._high, mutable = (
             victim.units(t) for t in (victim.x, victim.low, victim.high, victim.mutable)
         )
+        # Adam's sums of squares are nothing for half precision.
+        fine = torch.promote_types(victim.x.dtype, torch.float32)
         # x may lie outside its box. A width that takes it in is 0 only where nothing can change.
-        low, high = torch.minimum(self._low, self._clean), torch.maximum(self._high, self._clean)
+        low, high = torch.minimum(self._low, self._clean).to(fine), torch.maximum(self._high, self._clean).to(fine)
         self._width = torch.where(mutable, high - low, 0.0)
         self._least, self._most = ((end - self._clean) / (high - low) for end in (low, high))
         self._nearest, self._fewest = self._clean.clone(), torch.full_like(victim.distance, self._clean.shape[2] + 1)
-        self._change = torch.zeros_like(self._clean[at])
+        self._change = torch.zeros_like(self._width[at])
         self._first, self._second = torch.zeros_like(self._change), torch.zeros_like(self._change)
         self._threshold = torch.full_like(self._change[:, :1, :1], threshold)
         self._steps = 0
@@ -124,7 +126,8 @@ class Descent:
 
     def _points(self) -> Tensor:
         at = self._at
-        moved = (self._clean[at] + self._change * self._width[at]).clamp(self._low[at], self._high[at])
+        moved = (self._clean[at] + self._change * self._width[at]).to(self._clean)
+        moved = moved.clamp(self._low[at], self._high[at])
         moves = (self._change != 0).any(1, keepdim=True) & (self._width[at] > 0)
         return torch.where(moves, moved, self._clean[at])
 

@@ -22,6 +22,12 @@ KS = (1, 10, 50, 100, 300)
 CHUNKS = (1, 8, 32)
 
 
+def check_seed(seed: int) -> None:
+    """Raises unless torch takes the seed."""
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must satisfy 0 <= seed < 2**64, got {seed}")
+
+
 def topk_baseline(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int) -> Tensor:
     """The layer as one writes it without a kernel: the dense product minus topk sums on chunks of samples."""
     parts = []
@@ -130,8 +136,7 @@ def layer(
     ``quick`` keeps to k = 10, initial weights and two kinds of input; ``require_mnist`` lets nothing stand in for
     MNIST, and raises FileNotFoundError where it is not found.
     """
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must satisfy 0 <= seed < 2**64, got {seed}")
+    check_seed(seed)
     start = time.perf_counter()
     results = Results.here("bench-layer-cpu", command, seeds=[seed], device="cpu")
     results.versions["kernel"] = kernel.build()

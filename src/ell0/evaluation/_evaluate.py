@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,15 +19,16 @@ from ..attacks import ATTACKS
 from ..attacks.contract import AttackResult, Model, Victim, check_count
 from ..threat import L0Ball
 from ._record import CLEAN, Evaluation, Share, percent
-from ._state import State, fingerprint
-from ._trust import Probe, batches, beaten, check_claims, clean_pass, nature, on_rows, part, train_mode
+from ._state import State, bare, fingerprint
+from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, part, train_mode
 
 Attack = Callable[..., AttackResult]
 
 WHITE_BOX = ("sparse_pgd", "sigma_zero", "adaptive")
 """Attacks that use gradients."""
 
-_PROBED = 64  # rows that show what kind of outputs a model gives
+_GRADIENT = ("sparse_pgd", "sigma_zero")  # use nothing else: `adaptive` tries candidates and ends in a random search
+_NOISE = 10  # how many times the noise of a few rows the clean margins of all may differ between two runs
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Entry:
 
 def default_attacks() -> dict[str, Entry]:
     """The attacks of an evaluation that names none, in order of price: gradients first, then two value sets."""
-    cascade = {name: Entry(ATTACKS[name], True) for name in WHITE_BOX if name in ATTACKS}
+    cascade = {name: Entry(ATTACKS[name], True) for name in WHITE_BOX}
     for values in ("corners", "uniform"):
         cascade[f"sparse_rs_{values}"] = Entry(partial(ATTACKS["sparse_rs"], values=values), False)
     return cascade
@@ -70,16 +72,20 @@ def evaluate(
         model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         attacks: name -> a configured attack, run in this order; a function that is not of ``ell0.attacks`` comes as an
             `Entry`, which says whether it is white-box. Or names, of ``ATTACKS`` or of `default_attacks`, which is what
-            None stands for.
+            None stands for. Of a model without gradients None stands for the black-box ones; to name white-box ones
+            for it raises.
         budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
             rows still standing: a row broken with d changes is broken at every budget from d.
-        batch: rows in one call of an attack; the result does not depend on it.
+        batch: rows in one call of an attack; the result does not depend on it if the model's answer for a row does not
+            depend on the rest of its batch.
         seed: gives each attack, by its name, the key of its draws.
         state_path: a file that is rewritten after each batch; a killed evaluation called again with the same arguments
             goes on from there, with any batch size.
-        progress: a line for each attack that ends, if standard error is a terminal.
+        progress: a line for each attack that ends, if standard error is a terminal. The attacks themselves show how
+            far they are there, whatever this says.
 
-    Raises a RuntimeError if, at the end, a point lies outside the ball or the model does not err on it.
+    Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
+    rounding explains.
     """
     entries = _entries(attacks)
     check_count("batch", batch)
@@ -89,15 +95,20 @@ def evaluate(
     Victim(model, x, y, ball, generator=None, rows=None, target=None, finite=False)  # checks the arguments as a whole
     steps = _checked_budgets(budgets, ball)
     flags = train_mode(model)
-    with on_rows(model, x, y, ball, torch.arange(1)):  # the model stays in eval mode to the end, for every attack
-        probe = Probe.of(model, x[:_PROBED])
-        wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable)
+    first = torch.zeros(1, dtype=torch.int64, device=x.device)
+    with on_rows(model, x, y, ball, first):  # the model stays in eval mode to the end, for every attack
+        probe = Probe.of(model, x)
+        blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
+        if blocked and attacks is not None:
+            raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
+        entries = {name: entry for name, entry in entries.items() if name not in blocked}
+        clean, wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable)
         _rehearse(model, x, ball, entries, seed)
         attacks_ = {name: entry.attack for name, entry in entries.items()}
-        parts = fingerprint(model, x, y, ball, attacks_, steps, seed, wrong)
-        state = State.fresh(x, wrong, len(entries))
+        parts = fingerprint(model, x, y, ball, attacks_, steps, seed)
+        state = State.fresh(x, clean, wrong, len(entries))
         if path is not None and path.exists():
-            state = State.load(path, x, parts)
+            state = State.load(path, x, parts, clean, _NOISE * probe.noise)
         for budget, (column, (name, entry)) in product(filter(None, steps), list(enumerate(entries.items()))):
             waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
             for rows in batches(waiting, batch):
@@ -112,8 +123,8 @@ def evaluate(
                 stands = Share(int((state.verdict < 0).sum()), len(x))
                 print(f"{name}, budget {budget}: robust accuracy {percent(stands)}", file=sys.stderr)
         lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random)
-    flags += nature(probe, int(blind.sum()), lost, len(x))
-    flags += beaten(state, [entry.white_box for entry in entries.values()])
+    flags += nature(probe, blocked, int(blind.sum()), lost, len(x)) + doubts(state, 0 if probe.random else lost)
+    flags += beaten(state, {name: _by_gradients(entry) for name, entry in entries.items()})
     return Evaluation(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
@@ -171,13 +182,22 @@ def _named(names: Collection[str]) -> dict[str, Entry]:
 
 
 def _is_white_box(name: str, attack: Attack) -> bool:
-    function: object = attack
-    while isinstance(function, partial):
-        function = function.func
-    for known, candidate in ATTACKS.items():
-        if candidate is function:
-            return known in WHITE_BOX
-    raise ValueError(f"attacks from elsewhere must say what they use, got {name!r} without Entry(..., white_box=...)")
+    known = _known(attack)
+    if known is None:
+        raise ValueError(
+            f"attacks from elsewhere must say what they use, got {name!r} without Entry(..., white_box=...)"
+        )
+    return known in WHITE_BOX
+
+
+def _by_gradients(entry: Entry) -> bool:
+    known = _known(entry.attack)
+    return entry.white_box if known is None else known in _GRADIENT
+
+
+def _known(attack: Attack) -> str | None:
+    """The name of an attack of ``ell0.attacks``."""
+    return next((name for name, candidate in ATTACKS.items() if candidate is bare(attack)), None)
 
 
 def _checked_path(state_path: Path | str | None) -> Path | None:
@@ -188,6 +208,10 @@ def _checked_path(state_path: Path | str | None) -> Path | None:
         raise ValueError(f"state_path must be a file, got the folder {str(path)!r}")
     if not path.parent.is_dir():
         raise ValueError(f"state_path must be in a folder that exists, got {str(path)!r}")
+    try:
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.").close()
+    except OSError as error:
+        raise ValueError(f"state_path must be where a file can be written, got {str(path)!r} ({error})") from error
     return path
 
 

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +21,41 @@ from ..attacks.contract import AttackResult, Model
 from ..results import write_whole
 from ..threat import L0Ball
 
+_SAME = 1e-3  # of the largest clean margin: so far rounding in other batches may move a margin
+
 
 @dataclass
 class State:
-    """How far an evaluation is; the tensors are those of `Evaluation`."""
+    """How far an evaluation is; the tensors are those of `Evaluation`, and two more.
+
+    clean: ``(n,)`` float64, the margin of each row before any attack.
+    refuted: ``(n,)`` bool; an attack broke the row in a query, and its own last check took that back.
+    """
 
     verdict: Tensor
     distance: Tensor
     queries: Tensor
     tried: Tensor
     seconds: Tensor
+    clean: Tensor
+    refuted: Tensor
     x_adv: Tensor
 
     @classmethod
-    def fresh(cls, x: Tensor, wrong: Tensor, attacks: int) -> State:
+    def fresh(cls, x: Tensor, clean: Tensor, wrong: Tensor, attacks: int) -> State:
         unbroken = torch.where(wrong, 0, -1)
-        nothing = torch.zeros(len(x), attacks, dtype=torch.int64)
-        seconds = torch.zeros(attacks, dtype=torch.float64)
-        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, x.detach().clone())
+        nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
+        seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
+        none = torch.zeros_like(wrong)
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, x.detach().clone())
 
     def learn(self, column: int, budget: int, rows: Tensor, result: AttackResult) -> None:
         """Takes over what an attack found for some rows."""
         success = result.success.cpu()
         self.queries[rows, column] += result.queries.cpu()
         self.tried[rows, column] = budget
+        # A row broken in a query has a margin below 0 for good.
+        self.refuted[rows] |= ~success & (result.margin.cpu() < 0)
         broken = rows[success]
         self.verdict[broken] = column + 1
         self.distance[broken] = result.distance.cpu()[success]
@@ -59,8 +71,11 @@ class State:
         write_whole(path, file.getvalue())
 
     @classmethod
-    def load(cls, path: Path, x: Tensor, parts: dict[str, str]) -> State:
-        """Reads what `save` wrote; raises if it is of another evaluation, and says in what."""
+    def load(cls, path: Path, x: Tensor, parts: dict[str, str], clean: Tensor, noise: float) -> State:
+        """Reads what `save` wrote; raises if it is of another evaluation, and says in what.
+
+        Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
+        """
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {key: torch.from_numpy(file[key]) for key in file.files if key != "parts"}
@@ -70,6 +85,8 @@ class State:
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"state_path must be a file that evaluate wrote, got {str(path)!r}") from error
         differs = [part for part in {**saved, **parts} if saved.get(part) != parts.get(part)]
+        if not differs and not _close(state.clean, clean, noise):
+            differs = ["model"]
         if differs:
             what = ", ".join(differs)
             raise ValueError(f"state_path must be of this evaluation, but {str(path)!r} differs in: {what}")
@@ -85,18 +102,36 @@ def fingerprint(
     attacks: dict[str, Callable[..., AttackResult]],
     budgets: tuple[int, ...],
     seed: int,
-    wrong: Tensor,
 ) -> dict[str, str]:
-    """What makes an evaluation the same: by part, in words or as a hash. A model that is no module is known by its
-    errors."""
+    """What makes an evaluation the same: by part, in words or as a hash. Of a model what can be read off it: its words,
+    which hold the k of truncated layers, and the weights of a module."""
     parts = {"x": _print(x), "y": _print(y), "seed": _print(seed), "budgets": _print(budgets)}
-    parts["model"] = _print(model.state_dict() if isinstance(model, nn.Module) else wrong)
+    parts["model"] = _print(model) + (_print(model.state_dict()) if isinstance(model, nn.Module) else "")
     parts["ball"] = _print({key: float(v) if isinstance(v, int) else v for key, v in vars(ball).items()})
     parts["attacks"] = ", ".join(attacks)
     for name, attack in attacks.items():
         parameters = inspect.signature(attack).parameters.values()
-        parts[f"parameters of {name}"] = _print({p.name: p.default for p in parameters if p.default is not p.empty})
+        values = _print({p.name: p.default for p in parameters if p.default is not p.empty})
+        parts[f"parameters of {name}"] = f"{_home(attack)}({values})"
     return parts
+
+
+def bare(attack: Callable[..., AttackResult]) -> Callable[..., AttackResult]:
+    """The function under partials."""
+    while isinstance(attack, partial):
+        attack = attack.func
+    return attack
+
+
+def _home(attack: Callable[..., AttackResult]) -> str:
+    function = bare(attack)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _close(saved: Tensor, clean: Tensor, noise: float) -> bool:
+    largest = float(clean.abs().where(clean.isfinite(), 0.0).max())
+    return torch.allclose(saved, clean, rtol=0.0, atol=_SAME * largest + noise)
 
 
 def _print(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,50 +13,60 @@ from ..attacks.contract import Model, Victim
 from ..threat import L0Ball
 from ._state import State
 
-_BEATEN = 3.0  # points that black-box attacks may take from white-box ones before a flag is raised
+_PROBED = 64  # rows that show what kind of outputs a model gives
+
+_BEATEN = 3.0  # points that other attacks may take from those by gradients alone before a flag is raised
 _SAME = 1e-5  # relative and absolute difference of logits that rounding explains
-# A point on the decision boundary may fall to either side in another batch: so much of the clean margin is rounding.
+# A point on the decision boundary may fall to either side in another batch: so much of the largest logit is rounding.
 _BOUNDARY = 1e-3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few forward passes say about a model."""
+    """What a few forward passes say about a model. noise: the largest difference of a logit between two of them."""
 
     differentiable: bool
+    noise: float
     random: bool
     softmaxed: bool
 
     @classmethod
     def of(cls, model: Model, x: Tensor) -> Probe:
         with torch.no_grad():
-            logits, again = model(x), model(x)
+            logits, again = model(x[:_PROBED]), model(x[:_PROBED])
+        noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
-        return cls(_differentiable(model, x[:1]), not torch.allclose(logits, again, _SAME, _SAME), softmaxed)
+        random = not torch.allclose(logits, again, _SAME, _SAME)
+        return cls(_differentiable(model, x[:1]), noise, random, softmaxed)
 
 
 def _differentiable(model: Model, x: Tensor) -> bool:
+    leaf = x.detach().clone().requires_grad_()
     try:
         with torch.enable_grad():
-            return model(x.detach().clone().requires_grad_()).requires_grad
+            logits = model(leaf)
+            # Weights that ask for a gradient make the logits ask for one even where x has none.
+            return logits.requires_grad and torch.autograd.grad(logits.sum(), leaf, allow_unused=True)[0] is not None
     except RuntimeError:  # a model that leaves torch, through x.numpy() for one
         return False
 
 
 def clean_pass(
     model: Model, x: Tensor, y: Tensor, ball: L0Ball, batch: int, differentiable: bool
-) -> tuple[Tensor, Tensor]:
-    """Which rows are misclassified, and which have a gradient of the margin that is zero or not finite: ``(n,)``."""
-    wrong, blind = [], []
-    for rows in torch.arange(len(x)).split(batch):
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Margins, float64, which rows are misclassified, and where the gradient of the margin is zero or not finite:
+    ``(n,)`` each."""
+    margin, wrong, blind = [], [], []
+    for rows in torch.arange(len(x), device="cpu").split(batch):
         with on_rows(model, x, y, ball, rows) as victim:
+            margin.append(victim.margin.double().cpu().clone())
             wrong.append(victim.success.cpu())
             if differentiable:
                 slope = victim.slopes(victim.x, torch.arange(len(rows), device=x.device))[1].flatten(1)
                 blind.append(((slope == 0).all(1) | ~slope.isfinite().all(1)).cpu())
             else:
-                blind.append(torch.ones(len(rows), dtype=torch.bool))
-    return torch.cat(wrong), torch.cat(blind)
+                blind.append(torch.ones(len(rows), dtype=torch.bool, device="cpu"))
+    return torch.cat(margin), torch.cat(wrong), torch.cat(blind)
 
 
 def check_claims(
@@ -63,7 +74,8 @@ def check_claims(
 ) -> int:
     """Looks at every broken row once more; raises where a claim is wrong.
 
-    The model of a flagged evaluation may answer by chance: then errors that do not come back are only counted.
+    Counts the errors that do not come back and are no lie: all of a model that answers by chance, otherwise those so
+    near the boundary that rounding may take them to either side.
     """
     lost = 0
     for rows in batches(state.verdict > 0, batch):
@@ -75,14 +87,22 @@ def check_claims(
         )
         _blame("lies in the ball at its distance", false, rows, state, names)
         with on_rows(model, x, y, ball, rows) as victim:
-            clean = victim.margin.clone()
-            margin = victim.margins(points, torch.arange(len(rows), device=x.device))
-            false = ~victim.success & (margin > _BOUNDARY * clean.abs())
-        if random:
-            lost += int(false.sum())
-        else:
+            missed = ~victim.errs(points, torch.arange(len(rows), device=x.device))
+        lost += int(missed.sum())
+        if missed.any() and not random:
+            false = missed.clone()
+            false[missed] = _clear(model, points[missed], y[here[missed]].long())
             _blame("is misclassified", false, rows, state, names)
     return lost
+
+
+def _clear(model: Model, points: Tensor, y: Tensor) -> Tensor:
+    """Whether the label wins by more than rounding: ``(m,)`` bool."""
+    with torch.no_grad():
+        logits = torch.cat([model(some) for some in points.split(_PROBED)])
+    own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
+    others = logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(1)
+    return own - others > _BOUNDARY * logits.abs().where(logits.isfinite(), 0.0).amax(1)
 
 
 def _blame(claim: str, false: Tensor, rows: Tensor, state: State, names: tuple[str, ...]) -> None:
@@ -98,10 +118,11 @@ def train_mode(model: Model) -> list[str]:
     return []
 
 
-def nature(probe: Probe, blind: int, lost: int, n: int) -> list[str]:
+def nature(probe: Probe, left_out: Collection[str], blind: int, lost: int, n: int) -> list[str]:
     flags = []
     if not probe.differentiable:
-        flags.append("zero or NaN gradients: the model gives no gradient at all, white-box attacks are blind")
+        which = f": {', '.join(left_out)} left out" if left_out else ""
+        flags.append(f"zero or NaN gradients: the model gives no gradient at all, no white-box attack ran{which}")
     elif blind:
         flags.append(f"zero or NaN gradients: at {blind} of {n} rows, where white-box attacks are blind")
     if probe.random:
@@ -111,19 +132,42 @@ def nature(probe: Probe, blind: int, lost: int, n: int) -> list[str]:
     return flags
 
 
-def beaten(state: State, white_box: list[bool]) -> list[str]:
-    """Whether black-box attacks broke many rows that a white-box attack had tried with the same budget."""
-    white = torch.tensor(white_box)
-    if not white.any():
+def doubts(state: State, near: int) -> list[str]:
+    """Rows whose verdict hangs on rounding or chance. near: broken ones on the boundary."""
+    flags = []
+    refuted = int((state.refuted & (state.verdict < 0)).sum())
+    if refuted:
+        flags.append(
+            f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check; "
+            "they count as standing"
+        )
+    if near:
+        flags.append(
+            f"on the boundary: {near} broken rows lie so near that the model did not err on them at the end; "
+            "they count as broken"
+        )
+    return flags
+
+
+def beaten(state: State, by_gradients: dict[str, bool]) -> list[str]:
+    """Whether attacks that search broke many rows that an attack by gradients alone had tried with the same budget.
+
+    by_gradients: for each attack, in the order of the columns, whether it uses nothing but gradients.
+    """
+    names, gradient = list(by_gradients), torch.tensor(list(by_gradients.values()), device="cpu")
+    if not gradient.any():
         return []
     broken = (state.verdict > 0).nonzero().squeeze(1)
     column = state.verdict[broken] - 1
     tried = state.tried[broken]
-    beaten = ~white[column] & (tried[:, white].amax(1) >= tried[torch.arange(len(broken)), column])
+    own = tried.gather(1, column.unsqueeze(1)).squeeze(1)
+    beaten = ~gradient[column] & (tried[:, gradient].amax(1) >= own)
     points = 100 * int(beaten.sum()) / len(state.verdict)
     if points <= _BEATEN:
         return []
-    return [f"black-box beats white-box: by {points:.1f} points, rows that the white-box attacks had left standing"]
+    winners = ", ".join(names[i] for i in column[beaten].unique().tolist())
+    losers = ", ".join(name for name, alone in by_gradients.items() if alone)
+    return [f"search beats gradients by {points:.1f} points: {winners} broke rows that {losers} had left standing"]
 
 
 def on_rows(model: Model, x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor) -> Victim:
