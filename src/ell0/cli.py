@@ -241,23 +241,23 @@ def _show_layer(results: Results) -> None:
 
 
 def _show_attacks(results: Results) -> None:
-    columns = ("measured", "attack", "values up to", "figure", "queries", "seconds", "queries a second")
-    table = Table(*columns, box=None, title_justify="left")
-    table.title = f"{results.name}: {results.device}"
+    table = Table("measured", "attack", "beta", "figure", "queries", "seconds", "q/s", box=None, title_justify="left")
+    table.title = f"{results.name}: {results.device}\nshares of images left standing, values up to beta"
     for row in results.rows:
         queries = f"{row['queries']:.0f}" if "queries" in row else ""
         seconds = f"{row['seconds']:.3g}" if "seconds" in row else ""
         speed = f"{row['queries_per_second']:.0f}" if "queries_per_second" in row else ""
         beta = f"{row['beta']:g}" if "beta" in row else ""
-        table.add_row(row["what"], row.get("attack", ""), beta, _figure(row), queries, seconds, speed)
+        attack = row.get("attack", "").split(" of sparse_pgd")[0]  # the union names its parts
+        table.add_row(row["what"], attack, beta, _figure(row), queries, seconds, speed)
     Console().print(table)
 
 
 def _figure(row: Row) -> str:
     if row["unit"] == "accuracy":
-        return f"{100 * row['value']:.1f} % stand"
+        return f"{100 * row['value']:.1f} %"
     if row["unit"] == "x faster":
-        return f"{row['value']:.0f} times faster than {row['to']}"
+        return f"1/{row['value']:.0f} of the time"
     return f"{row['value']:.3g} {row['unit']}"
 
 
