@@ -282,13 +282,17 @@ def test_the_batch_split_changes_nothing(name: str, unit: Unit, shape: tuple[int
     assert same(whole, AttackResult(*(getattr(results, f.name)[back] for f in fields(AttackResult))))
 
 
-@every_attack
-def test_more_restarts_are_never_worse(name: str) -> None:
-    names = {"restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters)
-    if not names:
-        pytest.skip("an attack without restarts")
+RESTARTS = {"sparse_rs": "restarts", "sparse_pgd": "restarts", "pointwise": "repeats"}
+
+
+def test_attacks_with_restarts_are_these() -> None:
+    words = {name: {"restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters) for name in ATTACKS}
+    assert {name: word.pop() for name, word in words.items() if word} == RESTARTS
+
+
+@pytest.mark.parametrize(("name", "argument"), RESTARTS.items())
+def test_more_restarts_are_never_worse(name: str, argument: str) -> None:
     p = problem(n=64, budget=1)
-    argument = names.pop()
     once, more = (p.attack(name, **dict[str, Any]({argument: count})) for count in (1, 3))
     assert (more.success >= once.success).all()
     assert (more.distance <= once.distance)[once.success].all()

@@ -105,6 +105,22 @@ def test_the_defaults_are_those_of_the_functions() -> None:
         assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
 
 
+def test_a_full_disk_loses_no_figures(
+    fake_bench: list[dict[str, object]],  # noqa: ARG001
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: Results, path: Path) -> Path:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Results, "save", full)
+    assert main(["bench", "layer", "--quick", "--json", "--out", str(tmp_path / "a.json")]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["rows"]
+    assert "No space left on device" in shown.err
+
+
 def test_json_goes_to_standard_output_alone(
     fake_bench: list[dict[str, object]],  # noqa: ARG001
     capsys: pytest.CaptureFixture[str],

@@ -233,7 +233,6 @@ def test_progress(mnist: Contents, tmp_path: Path, capfd: pytest.CaptureFixture[
 def test_progress_bar_on_a_terminal(
     mnist: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("rich")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")

@@ -208,13 +208,14 @@ def _use_threads(threads: int | None) -> None:
 def _hand_over(
     results: Results, out: Path | None, as_json: bool, console: Console, show: Callable[[Results], None]
 ) -> None:
-    if out is not None:
-        results.save(out)
-        console.print(f"written to {out}")
+    # Shown first: where the disk is full by now, the figures are not lost.
     if as_json:
         print(json.dumps(asdict(results)))
     else:
         show(results)
+    if out is not None:
+        results.save(out)
+        console.print(f"written to {out}")
 
 
 def _check_out(out: Path) -> None:

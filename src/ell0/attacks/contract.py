@@ -16,7 +16,7 @@ from ..threat import L0Ball, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients
 
-__all__ = ["AttackResult", "Model", "Progress", "Victim"]
+__all__ = ["AttackResult", "Model", "ProgressLine", "Victim"]
 
 Model = Callable[[Tensor], Tensor]
 """Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
@@ -223,7 +223,7 @@ class Victim:
     def while_standing(self, steps: Iterable[int], name: str, goal: int | None = None) -> Iterator[int]:
         """The steps, until every row is broken (within ``goal`` units if given); a line of progress on a terminal."""
         steps = list(steps)
-        with Progress(name, len(steps)) as progress:
+        with ProgressLine(name, len(steps)) as progress:
             for number, step in enumerate(steps):
                 left = len(self.standing if goal is None else self.above(goal))
                 if not left:
@@ -316,7 +316,7 @@ class Victim:
         return given if self._target else ~given
 
 
-class Progress:
+class ProgressLine:
     """One line on standard error, if that is a terminal and the work is long."""
 
     PATIENCE = 2.0  # seconds before the first line

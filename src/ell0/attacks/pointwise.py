@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..threat import L0Ball
-from .contract import AttackResult, Model, Progress, Victim, check_count
+from .contract import AttackResult, Model, ProgressLine, Victim, check_count
 from .sparse_rs import take
 
 __all__ = ["pointwise", "reset_units"]
@@ -135,7 +135,7 @@ def reset_units(victim: Victim, at: Tensor, points: Tensor, order: Tensor, name:
     none, block = torch.zeros_like(size), size.clamp(max=_BLOCK)
     path = torch.arange(len(at), device=at.device)
     state = torch.stack([path, size, none, none, block, block, none, none])
-    with Progress(name, len(at)) as progress:
+    with ProgressLine(name, len(at)) as progress:
         while (state := state[:, _unsure(state) & torch.isin(at[state[0]], victim.above(goal))]).shape[1]:
             progress.show(len(at) - state.shape[1], f"{int(victim.queries.max())} queries")
             path, _, pos, _, _, end, failed, _ = state
