@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-full lint bench bench-attacks clean
+.PHONY: setup run test test-full test-gpu lint bench bench-attacks bench-gpu clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
@@ -26,6 +26,9 @@ test: lint  ## lint, types, tests
 
 test-full: lint  ## with new cases and ten times as many of them
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n auto
+
+test-gpu:  ## the Triton kernels on a GPU; needs torch and Triton alone, no pytest
+	PYTHONPATH=src $(PYTHON) tests/gpu_checks.py
 
 bench: setup  ## the figures of the README
 	$(BIN)/ell0 bench layer --require-mnist --threads 2 --out results/bench-layer-cpu.json

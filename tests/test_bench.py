@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, bench, data, models, ops
 from ell0.attacks import ATTACKS, AttackResult
-from ell0.bench import _attacks, _layer
+from ell0.bench import _attacks, _gpu, _layer, _speed, _train
 from ell0.bench._timing import timed
 from ell0.evaluation import WHITE_BOX
 from ell0.ops import reference
@@ -304,3 +304,135 @@ def test_a_wrong_reference_is_refused_before_training(
     with pytest.raises(ValueError, match=f"^{rule}{path}{reason}"):
         bench.attacks(root=tmp_path, reference=path)
     assert sys.path == known
+
+
+def test_the_floor_is_that_of_the_slower_part() -> None:
+    assert _gpu.floor(10.0, 6.0, copy_rate=5.0, matrix_rate=6.0) == 2.0
+    assert _gpu.floor(10.0, 18.0, copy_rate=5.0, matrix_rate=6.0) == 3.0
+    row = _gpu.Rates(copy=100.0, matrix=2.0).row(30.0, batch=2, d=3, out=5)
+    assert row == {"bytes": 4 * (2 * 3 + 5 * 3 + 2 * 5), "operations": 60, "floor": 30.0, "over_floor": 1.0}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_benchmark_of_the_gpu_has_its_rows(small: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    """Without a GPU: all that it does but the clock, the memory and the kernels."""
+    for name, value in {
+        "check_device": lambda _: torch.device("cpu"), "cuda_timed": lambda calls, _: timed(calls, 1),
+        "peak_memory": lambda call, _: call() or 7, "_triton": lambda: "9.9", "BATCH": 20, "BATCHES": (5, 20),
+        "INPUTS": (650, 784), "WIDTHS": (30, 40), "OUT": 40, "CHUNKS": (2, 4), "COPIED": 1000,
+        "SQUARE": 30,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(_gpu, name, value)
+    results = _gpu.layer_on_gpu(
+        quick=quick, root=small, require_mnist=False, command="ell0 bench layer", seed=0, progress=lambda _: None
+    )
+    assert results.versions["triton"] == "9.9"
+    rates = {unit: results.find(what="rate", unit=unit)["value"] for unit in ("bytes/s", "operations/s")}
+    size = {"batch": 20, "in": 784, "out": 40}
+    kinds = ("initial",) if quick else ("initial", "trained")
+    sources = ("digits28", "gaussian") if quick else ("digits28", "digits28+10@100", "gaussian", "zeros80")
+    ks = (10,) if quick else (1, 10, 100)
+    wanted = {(source, kind, 10) for source in sources for kind in kinds}
+    wanted |= {("digits28", kind, k) for kind in kinds for k in ks}
+    rows = [row for row in results.rows if row["what"] == "forward" and row["to"] == "dense"]
+    assert {(row["data"], row["weights"], row["k"]) for row in rows} == wanted
+    assert len(rows) == 2 * len(wanted)
+    for row in rows:
+        assert row["value"] == pytest.approx(row["seconds"] / row["to_seconds"])
+        assert row["floor"] == _gpu.floor(row["bytes"], row["operations"], *rates.values())
+        assert row["over_floor"] == pytest.approx(row["seconds"] / row["floor"])
+        assert size.items() <= row.items()
+    for kind in kinds:
+        for gradient in ("weight", "input"):
+            assert results.find(what="backward", to="dense", gradient=gradient, weights=kind, k=10, **size)["value"] > 0
+    assert results.find(what="forward", to="topk", unit="x faster")["chunk"] in (2, 4)
+    grown = {(row["batch"], row["in"], row["out"], row["k"]) for row in results.rows if row["what"] == "growth"}
+    shapes = {(5, 784, 40, 10), (20, 650, 40, 10), (20, 784, 30, 10)} | {(20, 784, 40, k) for k in (1, 10, 100, 300)}
+    assert grown == (set() if quick else shapes)
+    for part in ("forward", "step"):
+        assert results.find(what="memory", part=part, k=10, unit="bytes")["dense"] == 7
+
+
+def test_a_wrong_gradient_to_the_input_is_not_timed() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w, grad = (torch.randn(*shape, generator=g) for shape in ((6, 50), (40, 50), (6, 40)))
+    x.requires_grad_()
+    out = ops.truncated_linear(x, w, k=5)
+    _gpu._check_input_gradient(out, x, w, grad, 5)
+    with pytest.raises(AssertionError, match="input gradients of the truncated layer with k=5 differ"):
+        _gpu._check_input_gradient(out + 1e-3 * x.sum(1, keepdim=True), x, w, grad, 5)
+
+
+def test_dark_inputs_look_like_images() -> None:
+    x = _gpu._dark(200, 50, torch.Generator().manual_seed(0))
+    assert -1 <= x.min() < x.max() <= 1
+    assert 0.78 < float((x == -1).double().mean()) < 0.82
+
+
+def test_training_is_timed(small: Path) -> None:
+    state = torch.random.get_rng_state()
+    lines: list[str] = []
+    results = bench.train(steps=2, rounds=2, batch=300, root=small, progress=lines.append)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert lines
+    assert results.name == "bench-train-cpu"
+    step = results.find(what="step", to="F(0)", mode="eager", k=10)
+    assert (step["data"], step["batch"], step["n"]) == ("digits28", 300, 2)
+    assert step["value"] == pytest.approx(step["seconds"] / step["to_seconds"])
+    seconds = {k: results.find(what="epoch", unit="seconds", k=k) for k in (0, 1, 10)}
+    assert all(row["images"] % 300 == 0 for row in seconds.values())
+    ratio = results.find(what="epoch", unit="x", k=10)
+    assert ratio["paper"] == 58
+    assert ratio["value"] == pytest.approx(seconds[10]["value"] / seconds[0]["value"])
+    assert len(results.rows) == 1 + 3 + 2
+
+
+def test_losses_that_differ_are_not_timed(small: Path) -> None:
+    x, y = data.load("digits", "train")
+    batches = [(torch.nn.functional.pad(x[:20].flatten(1), (0, 720)), y[:20])]
+    cpu = torch.device("cpu")
+    assert small
+    _train._check_losses(_train.Trainer(10, 0, cpu), _train.Trainer(10, 0, cpu), batches, 10)
+    with pytest.raises(AssertionError, match=r"^step 1 of F\(10\) has the loss "):
+        _train._check_losses(_train.Trainer(10, 0, cpu), _train.Trainer(10, 1, cpu), batches, 10)
+
+
+def test_attack_speed_has_every_row_stand(small: Path) -> None:
+    lines: list[str] = []
+    results = bench.attack_speed(images=9, queries=5, root=small, progress=lines.append)
+    assert lines
+    assert results.name == "bench-attacks-cpu"
+    seconds = {k: results.find(what="attack seconds", k=k)["value"] for k in (0, 10)}
+    row = results.find(what="attack", to="F(0)")
+    assert row["value"] == seconds[10] / seconds[0]
+    assert (row["images"], row["queries"], row["budget"]) == (9, 5, 10)
+    assert len(results.rows) == 3
+    assert bench.attack_speed(images=3000, queries=1, root=small).rows[0]["images"] == 3000  # more than there are
+
+
+def test_a_row_that_breaks_is_not_timed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_speed, "LEAD", -1.0)
+    with pytest.raises(AssertionError, match=r"^9 of 9 rows broke, and none can$"):
+        bench.attack_speed(images=9, queries=5, root=small)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (bench.layer, {"device": "gpu"}, 'device must be "cpu" or "cuda", got \'gpu\''),
+        (bench.train, {"steps": 0}, "steps must be an int >= 1, got 0"),
+        (bench.train, {"rounds": 0}, "rounds must be an int >= 1, got 0"),
+        (bench.train, {"batch": 0}, "batch must be an int >= 1, got 0"),
+        (bench.train, {"batch": 10**6}, r"batch must be at most the \d+ images of digits28, got 1000000"),
+        (bench.train, {"seed": -1}, r"seed must satisfy 0 <= seed < 2\*\*64, got -1"),
+        (bench.attack_speed, {"images": 0}, "images must be an int >= 1, got 0"),
+        (bench.attack_speed, {"queries": 0}, "queries must be an int >= 1, got 0"),
+        (bench.attack_speed, {"budget": 785}, "budget must be at most the 784 features of digits28, got 785"),
+    ],
+)
+def test_bad_arguments_are_refused_before_timing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Any, arguments: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was built"))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        function(root=tmp_path, **arguments)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,24 @@ def fake_bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         results.add(87.2, what="overhead", attack="sparse_rs", to="a peer", unit="x faster")
         return results
 
+    def train(**options: object) -> Results:
+        calls.append(options)
+        results = Results("bench-train-cpu", str(options["command"]), device="a machine")
+        what: dict[str, Any] = {"what": "epoch", "k": 10, "mode": "eager", "batch": 2}
+        results.add(0.25, unit="seconds", **what)
+        results.add(1.5, unit="x", to="F(0)", paper=58.0, **what)
+        return results
+
+    def attack_speed(**options: object) -> Results:
+        calls.append(options)
+        results = Results("bench-attacks-h200", str(options["command"]), device="a card")
+        results.add(1.25, what="attack", attack="sparse_rs", to="F(0)", unit="x", k=10, queries=300, seconds=2.0)
+        results.add(2.0**20, what="memory", attack="sparse_rs", unit="bytes", k=10)
+        return results
+
     monkeypatch.setattr(bench, "layer", layer)
+    monkeypatch.setattr(bench, "train", train)
+    monkeypatch.setattr(bench, "attack_speed", attack_speed)
     monkeypatch.setattr(bench, "attacks", attacks)
     return calls
 
@@ -86,11 +104,63 @@ def test_bench_attacks_shows_and_writes(
     assert Results.load(out).command == command
 
 
+def test_rows_of_a_gpu_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def layer(**options: object) -> Results:
+        results = Results("bench-layer-h200", str(options["command"]), device="a card", versions={"triton": "3"})
+        results.add(4e12, what="rate", unit="bytes/s", n=3)
+        size = {"batch": 1, "in": 2, "out": 3}
+        results.add(1.5, what="backward", gradient="input", to="dense", unit="x", k=10, data="mnist", **size)
+        results.add(2.0**20, what="memory", part="step", unit="bytes", k=10, **size)
+        return results
+
+    monkeypatch.setattr(bench, "layer", layer)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["bench", "layer", "--device", "cuda"]) == 0
+    shown = capsys.readouterr().out
+    assert "a card, triton kernel" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    for row in ("rate 4e+12 bytes/s", "backward, input 1x2>3 mnist 10 1.5x dense", "memory, step 1x2>3 10 1.0 MiB"):
+        assert row.split() in lines
+
+
+def test_bench_train_shows_and_writes(
+    fake_bench: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.json"
+    assert main(["bench", "train", "--steps", "3", "--out", str(out)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for row in ("epoch F(10) eager 2 0.25 seconds", "epoch F(10) eager 2 1.5x F(0) 58x"):
+        assert row.split() in lines
+    assert (fake_bench[0]["device"], fake_bench[0]["steps"]) == ("cpu", 3)
+    assert Results.load(out).command == "ell0 bench train --steps 3"
+
+
+def test_attacks_on_a_gpu_are_those_of_attack_speed(
+    fake_bench: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["bench", "attacks", "--device", "cuda", "--images", "7"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for row in ("attack sparse_rs on F(10) 1.2x F(0) 300 2", "memory sparse_rs on F(10) 1.0 MiB"):
+        assert row.split() in lines
+    (given,) = fake_bench
+    assert given["command"] == "ell0 bench attacks --device cuda --images 7"
+    assert (given["device"], given["images"]) == ("cuda", 7)
+    assert not {"queries", "budget", "epochs", "reference"} & set(given)
+    for words in (["--epochs", "0"], ["--reference", "rs_attacks.py"]):
+        assert main(["bench", "attacks", "--device", "cuda", *words]) == 1
+        assert capsys.readouterr().err.startswith(f"ell0: {words[0][2:]} must be left out with --device cuda, got ")
+    assert len(fake_bench) == 1
+
+
 def test_the_command_names_what_was_given_beyond_the_defaults(fake_bench: list[dict[str, object]]) -> None:
     for words in (
         "bench layer",
         "bench layer --require-mnist --seed 4",
         "bench attacks",
+        "bench layer --device cuda --quick",
+        "bench train",
+        "bench train --device cuda --rounds 2 --batch 3",
         "bench attacks --images 7 --budget 2 --queries 3 --epochs 0 --seed 9",
     ):
         assert main(shlex.split(words)) == 0
@@ -98,11 +168,26 @@ def test_the_command_names_what_was_given_beyond_the_defaults(fake_bench: list[d
 
 
 def test_the_defaults_are_those_of_the_functions() -> None:
-    for here, there in ((cli.bench_layer, bench.layer), (cli.bench_attacks, bench.attacks)):
+    for here, there in (
+        (cli.bench_layer, bench.layer),
+        (cli.bench_train, bench.train),
+        (cli.bench_attacks, bench.attacks),
+        (cli.bench_attacks, bench.attack_speed),
+    ):
         ours, theirs = (inspect.signature(function).parameters for function in (here, there))
         shared = set(ours) & set(theirs)
         assert {"seed", "root", "require_mnist"} < shared
-        assert {name: ours[name].default for name in shared} == {name: theirs[name].default for name in shared}
+        for name in shared:
+            # None: not given, and the function's own default holds.
+            assert ours[name].default in (None, theirs[name].default)
+
+
+def test_help_names_the_defaults_of_both_functions() -> None:
+    told = " ".join((cli.bench_attacks.__doc__ or "").split())
+    at_cpu, at_gpu = (inspect.signature(function).parameters for function in (bench.attacks, bench.attack_speed))
+    for name in ("images", "budget", "queries"):
+        (line,) = re.findall(rf"(?<= {name} )[A-Z][^:]*: (.*?)\.(?= |$)", told)
+        assert [int(number) for number in re.findall(r"\d+", line)] == [at_cpu[name].default, at_gpu[name].default]
 
 
 def test_a_full_disk_loses_no_figures(
@@ -141,6 +226,7 @@ def test_json_goes_to_standard_output_alone(
         (["bench", "layer", "--seed", f"{2**64}"], 1, f"seed must satisfy 0 <= seed < 2**64, got {2**64}"),
         (["bench", "attacks", "--images", "0"], 1, "images must be an int >= 1, got 0"),
         (["bench", "attacks", "--reference", "/none.py"], 1, "reference must be the file rs_attacks.py"),
+        (["bench", "train", "--steps", "0"], 1, "steps must be an int >= 1, got 0"),
         (["data", "get", "mnits"], 1, "mnits"),
         (["data", "get", "digits"], 1, "need no get"),
     ],
@@ -151,6 +237,16 @@ def test_an_error_is_one_sentence(words: list[str], code: int, said: str, capsys
     assert said in error
     assert error.startswith("ell0: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["layer", "train", "attacks"])
+def test_a_gpu_that_is_not_here_is_one_sentence(
+    what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", what, "--device", "cuda", "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error == 'ell0: device must be "cpu" where torch finds no CUDA GPU, got "cuda"\n'
 
 
 def test_out_is_tried_before_the_work(

@@ -61,7 +61,7 @@ def test_truncated_linear_makes_one_call_of_the_operator(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ell0.nn.layers.truncated_linear", spy)
     TruncatedLinear(7, 5, k=2)(torch.randn(3, 7))
-    assert calls == [{"k": 2}]
+    assert calls == [{"k": 2, "prepared": None}]
 
 
 def test_repr_shows_k() -> None:

@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -31,6 +32,7 @@ app.command(data_app)
 app.command(bench_app)
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
+Device = Literal["cpu", "cuda"]
 Quiet = Annotated[bool, Parameter(name="--quiet", negative="", help="No progress on standard error.")]
 
 
@@ -74,6 +76,7 @@ def data_list(*, root: Path | None = None, as_json: Json = False) -> None:
 @bench_app.command(name="layer")
 def bench_layer(
     *,
+    device: Device = "cpu",
     quick: Annotated[bool, Parameter(negative="")] = False,
     out: Path | None = None,
     root: Path | None = None,
@@ -87,9 +90,12 @@ def bench_layer(
 
     Examples: ell0 bench layer --quick
               ell0 bench layer --threads 2 --out layer.json
+              ell0 bench layer --device cuda
 
     Parameters
     ----------
+    device
+        cpu, or cuda: batches of 8,192 on a GPU, beside what the card can do.
     quick
         k = 10, initial weights, two kinds of input: under a minute.
     out
@@ -109,20 +115,82 @@ def bench_layer(
     if out is not None:
         _check_out(out)
     console = Console(stderr=True, quiet=quiet)
-    options: dict[str, Any] = {"quick": quick, "require_mnist": require_mnist, "seed": seed}
+    options: dict[str, Any] = {"device": device, "quick": quick, "require_mnist": require_mnist, "seed": seed}
     command = _command("ell0 bench layer", bench_layer, options | {"threads": threads})
     with console.status("") as status:
         results = bench.layer(**options, root=root, command=command, progress=lambda line: status.update(line))
     _hand_over(results, out, as_json, console, _show_layer)
 
 
+@bench_app.command(name="train")
+def bench_train(
+    *,
+    device: Device = "cpu",
+    steps: int = 64,
+    rounds: int = 7,
+    batch: int = 256,
+    out: Path | None = None,
+    root: Path | None = None,
+    require_mnist: Annotated[bool, Parameter(negative="")] = False,
+    threads: int | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time training of truncated networks against F(0): steps and epochs.
+
+    Examples: ell0 bench train --steps 8 --rounds 3
+              ell0 bench train --device cuda --out train.json
+
+    Parameters
+    ----------
+    device
+        cpu, or cuda: a GPU, also with steps replayed from a CUDA graph.
+    steps
+        Steps of training that are timed together.
+    rounds
+        Times that each is timed, in turns.
+    batch
+        Images of a step.
+    out
+        Write the results file here.
+    root
+        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
+    require_mnist
+        Stop where MNIST is not found, and let nothing stand in.
+    threads
+        Processor threads, at most one for each processor; without it, as many as torch takes.
+    seed
+        Of weights and of the order of images, 0 to 2**64 - 1.
+    """
+    from . import bench
+
+    _use_threads(threads)
+    if out is not None:
+        _check_out(out)
+    console = Console(stderr=True, quiet=quiet)
+    options: dict[str, Any] = {
+        "device": device,
+        "steps": steps,
+        "rounds": rounds,
+        "batch": batch,
+        "require_mnist": require_mnist,
+        "seed": seed,
+    }
+    command = _command("ell0 bench train", bench_train, options | {"threads": threads})
+    with console.status("") as status:
+        results = bench.train(**options, root=root, command=command, progress=lambda line: status.update(line))
+    _hand_over(results, out, as_json, console, _show_train)
+
+
 @bench_app.command(name="attacks")
 def bench_attacks(
     *,
-    images: int = 1000,
-    budget: int = 5,
-    queries: int = 1000,
-    epochs: int = 5,
+    device: Device = "cpu",
+    images: int | None = None,
+    budget: int | None = None,
+    queries: int | None = None,
+    epochs: int | None = None,
     reference: Path | None = None,
     out: Path | None = None,
     root: Path | None = None,
@@ -136,19 +204,22 @@ def bench_attacks(
 
     Examples: ell0 bench attacks --images 100 --epochs 1
               ell0 bench attacks --reference sparse-rs/rs_attacks.py --out attacks.json
+              ell0 bench attacks --device cuda
 
     Parameters
     ----------
+    device
+        cpu, or cuda: only the time of sparse_rs on F(10) against F(0), on a GPU.
     images
-        Test images that are attacked, from the first on.
+        Images that are attacked: 1000 of the test, from the first on; with cuda 60000 of the training.
     budget
-        Features that may change.
+        Features that may change: 5; with cuda 10.
     queries
-        Of sparse_rs and adaptive, for each image.
+        Of sparse_rs and adaptive, for each image: 1000; with cuda 300.
     epochs
-        Of training F(10) on clean images.
+        Of training F(10) on clean images: 5; not with cuda.
     reference
-        The file rs_attacks.py of the authors of Sparse-RS. foolbox is compared where it is installed.
+        The file rs_attacks.py of the authors of Sparse-RS; not with cuda. foolbox is compared where it is installed.
     out
         Write the results file here.
     root
@@ -175,12 +246,18 @@ def bench_attacks(
         "reference": reference,
         "seed": seed,
     }
-    command = _command("ell0 bench attacks", bench_attacks, options | {"threads": threads})
+    # What is not given is left to the function: the two have defaults of their own.
+    given = {name: value for name, value in options.items() if value is not None}
+    command = _command("ell0 bench attacks", bench_attacks, {"device": device, **given, "threads": threads})
+    run: Callable[..., Results] = bench.attacks
+    if device == "cuda":
+        for name in ("epochs", "reference"):
+            if name in given:
+                raise ValueError(f"{name} must be left out with --device cuda, got {given[name]}")
+        run = partial(bench.attack_speed, device=device)
     with console.status("attacks"):
         # A line stays: it may say that a peer failed.
-        results = bench.attacks(
-            **options, root=root, command=command, progress=lambda line: console.out(line, highlight=False)
-        )
+        results = run(**given, root=root, command=command, progress=lambda line: console.out(line, highlight=False))
     _hand_over(results, out, as_json, console, _show_attacks)
 
 
@@ -231,13 +308,25 @@ def _check_out(out: Path) -> None:
 
 def _show_layer(results: Results) -> None:
     table = Table("measured", "size", "data", "weights", "k", "ratio", box=None, title_justify="left")
-    table.title = f"{results.name}: {results.device}, {results.versions.get('kernel', 'no')} kernel"
+    made = "triton" if "triton" in results.versions else results.versions.get("kernel", "no")
+    table.title = f"{results.name}: {results.device}, {made} kernel"
     for row in results.rows:
-        prepared = {True: ", prepared", False: ", unprepared", None: ""}[row.get("prepared")]
-        size = f"{row['batch']}x{row['in']}>{row['out']}" if "in" in row else f"{row['images']} images"
-        value = f"{row['value'] / 2**20:.1f} MiB" if row["unit"] == "bytes" else _ratio(row)
-        cells = (row["what"] + prepared, size, row.get("data", ""), row.get("weights", ""), row["k"], value)
+        detail = {True: ", prepared", False: ", unprepared", None: ""}[row.get("prepared")]
+        detail += "".join(f", {row[key]}" for key in ("gradient", "part") if key in row)
+        size = f"{row['images']} images" if "images" in row else ""
+        if "in" in row:
+            size = f"{row['batch']}x{row['in']}>{row['out']}"
+        cells = (row["what"] + detail, size, row.get("data", ""), row.get("weights", ""), row.get("k", ""), _value(row))
         table.add_row(*map(str, cells))
+    Console().print(table)
+
+
+def _show_train(results: Results) -> None:
+    table = Table("measured", "network", "mode", "batch", "figure", "paper", box=None, title_justify="left")
+    table.title = f"{results.name}: {results.device}"
+    for row in results.rows:
+        paper = f"{row['paper']:g}x" if "paper" in row else ""
+        table.add_row(row["what"], f"F({row['k']})", row["mode"], str(row["batch"]), _value(row), paper)
     Console().print(table)
 
 
@@ -250,6 +339,7 @@ def _show_attacks(results: Results) -> None:
         speed = f"{row['queries_per_second']:.0f}" if "queries_per_second" in row else ""
         beta = f"{row['beta']:g}" if "beta" in row else ""
         attack = row.get("attack", "").split(" of sparse_pgd")[0]  # the union names its parts
+        attack += f" on F({row['k']})" if "k" in row else ""
         table.add_row(row["what"], attack, beta, _figure(row), queries, seconds, speed)
     Console().print(table)
 
@@ -259,7 +349,15 @@ def _figure(row: Row) -> str:
         return f"{100 * row['value']:.1f} %"
     if row["unit"] == "x faster":
         return f"1/{row['value']:.0f} of the time"
+    if row["unit"] in ("x", "bytes"):
+        return _value(row)
     return f"{row['value']:.3g} {row['unit']}"
+
+
+def _value(row: Row) -> str:
+    if row["unit"] == "bytes":
+        return f"{row['value'] / 2**20:.1f} MiB"
+    return _ratio(row) if "to" in row else f"{row['value']:.3g} {row['unit']}"
 
 
 def _ratio(row: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..nn.layers import prepared
 from ..threat import L0Ball, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients
@@ -90,6 +92,7 @@ class Victim:
         self._y, self._labels = y, (y if target is None else target).long()
         self._held: list[tuple[nn.Module, bool]] = []
         self._parameters: list[nn.Parameter] = []
+        self._ready = ExitStack()
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
@@ -102,6 +105,7 @@ class Victim:
             self.model.eval()
             for parameter in self._parameters:
                 parameter.requires_grad_(False)
+            self._ready.enter_context(prepared(self.model))
         try:
             self._start()
         except BaseException:
@@ -112,6 +116,7 @@ class Victim:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ready.close()
         for module, training in self._held:
             module.training = training
         for parameter in self._parameters:

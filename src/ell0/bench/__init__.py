@@ -2,5 +2,7 @@
 
 from ._attacks import attacks
 from ._layer import layer
+from ._speed import attack_speed
+from ._train import train
 
-__all__ = ["attacks", "layer"]
+__all__ = ["attack_speed", "attacks", "layer", "train"]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from .. import data, models, ops
 from ..ops import kernel, reference
 from ..results import Results
+from ._device import Device, check_device
 from ._timing import Progress, timed
 
 BATCH, IN, OUT = 256, 784, 1568
@@ -44,32 +45,33 @@ def check(x: Tensor, weight: Tensor, bias: Tensor, k: int, generator: torch.Gene
 
     The tolerance is the operator's: 1e-5 of the sum of the magnitudes that were added up.
     """
-    samples = torch.randperm(len(x), generator=generator)[:16]
-    rows = torch.randperm(len(weight), generator=generator)[:32]
+    samples = torch.randperm(len(x), generator=generator)[:16].to(x.device)
+    rows = torch.randperm(len(weight), generator=generator)[:32].to(x.device)
     counts = {"top": k, "bottom": k}
     w = weight.detach().clone().requires_grad_()
     out = ops.truncated_linear(x, w, bias, k=k)
-    grad = torch.randn(out.shape, generator=generator)
+    grad = torch.randn(out.shape, generator=generator).to(x.device)
     out.backward(grad)
     for got in (out.detach(), ops.truncated_linear(x, weight, bias, k=k, prepared=ops.prepare(weight))):
         want = reference.trimmed_linear(x[samples], weight[rows], bias[rows], **counts)
         scale = reference.scale(x[samples], weight[rows], bias[rows], **counts)
-        _compare("values", got[samples][:, rows], want, scale, k)
+        compare("values", got[samples][:, rows], want, scale, k)
     rows = rows[:4]
     _, want = reference.gradients(grad[:, rows], x, weight[rows], **counts)
     terms = reference.products(x, weight[rows])
     shares = (grad[:, rows].unsqueeze(-1) * x.unsqueeze(1)).abs().where(reference.kept(terms, k, k), 0.0)
     assert w.grad is not None
-    _compare("weight gradients", w.grad[rows], want, shares.double().sum(0), k)
+    compare("weight gradients", w.grad[rows], want, shares.double().sum(0), k)
 
 
-def _compare(what: str, got: Tensor, want: Tensor, scale: Tensor, k: int) -> None:
+def compare(what: str, got: Tensor, want: Tensor, scale: Tensor, k: int) -> None:
+    """Raises where got and want differ by more than 1e-5 of the scale."""
     excess = ((got.double() - want).abs() - 1e-5 * scale).max().item()
     if not excess <= 0:
         raise AssertionError(f"{what} of the truncated layer with k={k} differ from the definition by {excess:.2e}")
 
 
-def _images(root: Path | None, require_mnist: bool) -> tuple[str, Tensor, Tensor]:
+def load_images(root: Path | None, require_mnist: bool) -> tuple[str, Tensor, Tensor]:
     """MNIST training images ``(n, 784)``; where they are not found and not required, digits drawn at 28 x 28."""
     try:
         x, y = data.load("mnist", "train+validation", root)
@@ -82,8 +84,9 @@ def _images(root: Path | None, require_mnist: bool) -> tuple[str, Tensor, Tensor
         return "digits28", x.flatten(1), y
 
 
-def _inputs(images: Tensor, name: str, generator: torch.Generator) -> dict[str, Tensor]:
-    x = images[:BATCH].contiguous()
+def kinds_of_input(images: Tensor, name: str, generator: torch.Generator, batch: int) -> dict[str, Tensor]:
+    """The first ``batch`` images, Gaussian noise, numbers of which 80 % are 0, and the images under attack."""
+    x = images[:batch].contiguous()
     gaussian = torch.randn(x.shape, generator=generator)
     sparse = torch.rand(x.shape, generator=generator)
     sparse = sparse.where(torch.rand(x.shape, generator=generator) < 0.2, 0.0)
@@ -94,25 +97,28 @@ def _inputs(images: Tensor, name: str, generator: torch.Generator) -> dict[str, 
     return {name: x, "gaussian": gaussian, "zeros80": sparse, f"{name}+10@100": attacked}
 
 
-def _epoch(model: torch.nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def train_epoch(model: torch.nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One epoch in batches of 256, in the order of the images."""
     for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 
-def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What the weights called trained are trained with."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def _seeded(k: int, seed: int) -> torch.nn.Sequential:
+def seeded(k: int, seed: int) -> torch.nn.Sequential:
     """F(k) from a seed, without touching the caller's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return models.mlp(k)
 
 
-def _first_layer(model: torch.nn.Sequential) -> tuple[Tensor, Tensor]:
+def first_layer(model: torch.nn.Sequential) -> tuple[Tensor, Tensor]:
+    """Weight and bias, without gradient."""
     layer = model[1]
     assert isinstance(layer, torch.nn.Linear)
     assert layer.bias is not None
@@ -121,6 +127,7 @@ def _first_layer(model: torch.nn.Sequential) -> tuple[Tensor, Tensor]:
 
 def layer(
     *,
+    device: Device = "cpu",
     quick: bool = False,
     root: Path | None = None,
     require_mnist: bool = False,
@@ -134,16 +141,23 @@ def layer(
     the weights, which change and are prepared at each step); weights at initialisation and of a trained F(10); four
     kinds of input; k from 1 to 300; growth with batch, width and inputs; an epoch of F(10) against F(0); peak memory.
     ``quick`` keeps to k = 10, initial weights and two kinds of input; ``require_mnist`` lets nothing stand in for
-    MNIST, and raises FileNotFoundError where it is not found.
+    MNIST, and raises FileNotFoundError where it is not found. ``device="cuda"`` is a benchmark of its own, with
+    larger batches: see `_gpu.layer_on_gpu`.
     """
     check_seed(seed)
+    if check_device(device).type == "cuda":
+        from ._gpu import layer_on_gpu
+
+        return layer_on_gpu(
+            quick=quick, root=root, require_mnist=require_mnist, command=command, seed=seed, progress=progress
+        )
     start = time.perf_counter()
     results = Results.here("bench-layer-cpu", command, seeds=[seed], device="cpu")
     results.versions["kernel"] = kernel.build()
     generator = torch.Generator().manual_seed(seed)
-    name, images, labels = _images(root, require_mnist)
-    inputs = _inputs(images, name, generator)
-    weights = {"initial": _first_layer(_seeded(10, seed))}
+    name, images, labels = load_images(root, require_mnist)
+    inputs = kinds_of_input(images, name, generator, BATCH)
+    weights = {"initial": first_layer(seeded(10, seed))}
     ks: Iterable[int] = (10,)
     if quick:
         inputs = {key: inputs[key] for key in (name, "gaussian")}
@@ -170,14 +184,14 @@ def layer(
 
 
 def _train(results: Results, x: Tensor, y: Tensor, name: str, seed: int) -> tuple[Tensor, Tensor]:
-    networks = {k: _seeded(k, seed) for k in (0, 10)}
-    optimizers = {k: _optimizer(model) for k, model in networks.items()}
-    calls = {f"F({k})": partial(_epoch, networks[k], x, y, optimizers[k]) for k in networks}
+    networks = {k: seeded(k, seed) for k in (0, 10)}
+    optimizers = {k: sgd(model) for k, model in networks.items()}
+    calls = {f"F({k})": partial(train_epoch, networks[k], x, y, optimizers[k]) for k in networks}
     timing = timed(calls, 3)
     results.add(
         **timing.ratio("F(10)", "F(0)"), what="epoch", to="F(0)", unit="x", data=name, k=10, batch=BATCH, images=len(x)
     )
-    return _first_layer(networks[10])
+    return first_layer(networks[10])
 
 
 def _fastest_chunk(x: Tensor, weight: Tensor, bias: Tensor, k: int) -> int:

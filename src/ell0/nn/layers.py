@@ -1,12 +1,13 @@
 """Layers whose sums drop their extreme terms, one call of the operator each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..ops import check_k, keep_mask, truncated_linear
+from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
 
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")
@@ -36,13 +37,28 @@ class TruncatedLinear(nn.Linear):
         check_k(k, in_features)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.k = k
+        self._prepared: Prepared | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(..., in_features)``; result: ``(..., out_features)``."""
-        return truncated_linear(x, self.weight, self.bias, k=self.k)
+        return truncated_linear(x, self.weight, self.bias, k=self.k, prepared=self._prepared)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}"
+
+
+@contextmanager
+def prepared(model: nn.Module) -> Iterator[None]:
+    """Orders the weights of the truncated layers of a model once for all calls inside; they must not change there."""
+    layers = [layer for layer in model.modules() if isinstance(layer, TruncatedLinear) and layer.k]
+    before = [layer._prepared for layer in layers]
+    try:
+        for layer in layers:
+            layer._prepared = prepare(layer.weight)
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer._prepared = value
 
 
 class InputTruncation(nn.Module):

@@ -1,21 +1,23 @@
 """One registered torch operator in front of the backends: `torch.ops.ell0.trimmed_linear` and its backward.
 
-The compiled kernel serves tensors whose weight was prepared for it (`prepare`, CPU); everything else takes the
-blocked torch path. Both leave the same cuts behind, and the backward pass needs nothing else to know which terms
-stayed.
+The compiled kernel (CPU) and the Triton kernels (GPU) serve tensors whose weight was prepared for them (`prepare`);
+everything else takes the blocked torch path. All leave the same cuts behind, and the backward pass needs nothing else
+to know which terms stayed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from . import blocked, kernel
+from . import blocked, gpu, kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,8 @@ class Prepared:
     """What `prepare` learns about a weight: each row's order by falling magnitude.
 
     order: ``(out, in)`` int32.  ranked: the weight in that order.  bound: ``(out, ceil(in / 16))``, the largest
-    magnitude from each sixteenth position on. All three are empty where no kernel can use them.
+    magnitude from each sixteenth position on. On the GPU order is int64 and holds the weight too, and ranked is empty.
+    All three are empty where no kernel can use them.
     """
 
     order: Tensor
@@ -48,42 +51,62 @@ def _version(weight: Tensor) -> int | None:
     return None if torch.compiler.is_compiling() or weight.is_inference() else weight._version
 
 
-@torch.library.custom_op("ell0::prepare", mutates_args=())
-def _prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _order(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if kernel.serves(weight):
         return kernel.prepare(weight)
+    if gpu.serves(weight):
+        order, bound = gpu.prepare(weight)
+        return order, weight.new_empty((0, 0)), bound
     return _nothing_prepared(weight)
+
+
+_prepare = torch.library.custom_op("ell0::prepare", _order, mutates_args=())
 
 
 @_prepare.register_fake
 def _(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not kernel.serves(weight):
-        return _nothing_prepared(weight)
     rows, d = weight.shape
-    order = weight.new_empty((rows, d), dtype=torch.int32)
-    return order, weight.new_empty((rows, d)), weight.new_empty((rows, kernel.bounds_per_row(d)))
+    bound = weight.new_empty((rows, kernel.bounds_per_row(d)))
+    if kernel.serves(weight):
+        return weight.new_empty((rows, d), dtype=torch.int32), weight.new_empty((rows, d)), bound
+    if gpu.serves(weight):
+        return weight.new_empty((rows, d), dtype=torch.int64), weight.new_empty((0, 0)), bound
+    return _nothing_prepared(weight)
 
 
 def _nothing_prepared(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weight.new_empty((0, 0), dtype=torch.int32), weight.new_empty((0, 0)), weight.new_empty((0, 0))
 
 
-@torch.library.custom_op("ell0::trimmed_linear", mutates_args=())
-def _trimmed_linear(
+def _forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     order: Tensor,
     ranked: Tensor,
     bound: Tensor,
-    top: int,
-    bottom: int,
+    counts: Sequence[int],
     keep_cuts: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if order.numel():
-        return kernel.forward(x, weight, bias, order, ranked, bound, top, bottom, keep_cuts)
-    out, cuts, ties = blocked.forward(x, weight, bias, top, bottom, keep_cuts)
-    return out, cuts, ties, order.new_empty(0)
+    """counts: top and bottom of each pair in turn. The results of each pair, one behind the other."""
+    pairs = tuple(zip(counts[::2], counts[1::2], strict=True))
+    if order.numel() and order.is_cuda:
+        return gpu.forward(x, weight, bias, order, bound, pairs, keep_cuts)
+    found: list[tuple[Tensor, ...]] = []
+    for top, bottom in pairs:
+        if order.numel():
+            found.append(kernel.forward(x, weight, bias, order, ranked, bound, top, bottom, keep_cuts))
+        else:
+            out, cuts, ties = blocked.forward(x, weight, bias, top, bottom, keep_cuts)
+            found.append((out, cuts, ties, ties.new_empty(0)))
+    if len(found) == 1:
+        out, cuts, ties, walked = (t.unsqueeze(0) for t in found[0])
+    else:
+        out, cuts, ties, walked = (torch.stack(each) for each in zip(*found, strict=True))
+    return out, cuts, ties, walked
+
+
+_trimmed_linear = torch.library.custom_op("ell0::trimmed_linear", _forward, mutates_args=())
 
 
 @_trimmed_linear.register_fake
@@ -94,36 +117,49 @@ def _(
     order: Tensor,
     ranked: Tensor,  # noqa: ARG001
     bound: Tensor,  # noqa: ARG001
-    top: int,  # noqa: ARG001
-    bottom: int,  # noqa: ARG001
+    counts: Sequence[int],
     keep_cuts: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n, rows = x.shape[0], weight.shape[0]
-    shape = (2, rows, n) if keep_cuts else (2, 0, 0)
-    walked = rows if keep_cuts and order.numel() else 0
+    n, rows, pairs = x.shape[0], weight.shape[0], len(counts) // 2
+    shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
+    walked = 0
+    if keep_cuts and order.numel():
+        walked = 2 * rows + n if order.device.type == "cuda" else rows
     return (
-        x.new_empty((n, rows)),
+        x.new_empty((pairs, n, rows)),
         x.new_empty(shape),
         x.new_empty(shape, dtype=torch.int32),
-        order.new_empty(walked),
+        x.new_empty((pairs, walked), dtype=torch.int32),
     )
 
 
-@torch.library.custom_op("ell0::trimmed_linear_backward", mutates_args=())
-def _trimmed_linear_backward(
+def _backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     order: Tensor,
+    bound: Tensor,
     cuts: Tensor,
     ties: Tensor,
     walked: Tensor,
     to_x: bool,
     to_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    if order.numel():
-        return kernel.backward(grad, x, weight, order, cuts, ties, walked, to_x, to_weight)
-    return blocked.backward(grad, x, weight, cuts, ties, to_x, to_weight)
+    grads: list[tuple[Tensor, Tensor]] = []
+    for g, cut, tie, walk in zip(grad, cuts, ties, walked, strict=True):
+        if order.numel() and order.is_cuda:
+            grads.append(gpu.backward(g, x, weight, order, bound, cut, tie, walk, to_x, to_weight))
+        elif order.numel():
+            grads.append(kernel.backward(g, x, weight, order, cut, tie, walk, to_x, to_weight))
+        else:
+            grads.append(blocked.backward(g, x, weight, cut, tie, to_x, to_weight))
+    grad_x, grad_weight = grads[0]
+    for more_x, more_weight in grads[1:]:
+        grad_x, grad_weight = grad_x + more_x, grad_weight + more_weight
+    return grad_x, grad_weight
+
+
+_trimmed_linear_backward = torch.library.custom_op("ell0::trimmed_linear_backward", _backward, mutates_args=())
 
 
 @_trimmed_linear_backward.register_fake
@@ -132,6 +168,7 @@ def _(
     x: Tensor,
     weight: Tensor,
     order: Tensor,  # noqa: ARG001
+    bound: Tensor,  # noqa: ARG001
     cuts: Tensor,  # noqa: ARG001
     ties: Tensor,  # noqa: ARG001
     walked: Tensor,  # noqa: ARG001
@@ -145,30 +182,59 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, order, _, _, _, _, keep_cuts = inputs
+    x, weight, _, order, _, bound, _, keep_cuts = inputs
     _, cuts, ties, walked = output
     ctx.keep_cuts = keep_cuts
-    ctx.save_for_backward(x, weight, order, cuts, ties, walked)
+    ctx.save_for_backward(x, weight, order, bound, cuts, ties, walked)
     ctx.mark_non_differentiable(cuts, ties, walked)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, grad: Tensor | None, *_: None, backward: Callable[..., Any] | None = None
+) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 9
+        return (None,) * 8
     to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
     if (to_x or to_weight) and not ctx.keep_cuts:
         raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
     grad_x = grad_weight = None
     if to_x or to_weight:
-        x, weight, order, cuts, ties, walked = ctx.saved_tensors
-        grad_x, grad_weight = torch.ops.ell0.trimmed_linear_backward(
-            grad, x, weight, order, cuts, ties, walked, to_x, to_weight
+        x, weight, order, bound, cuts, ties, walked = ctx.saved_tensors
+        grad_x, grad_weight = (backward or torch.ops.ell0.trimmed_linear_backward)(
+            grad, x, weight, order, bound, cuts, ties, walked, to_x, to_weight
         )
-    return (grad_x if to_x else None, grad_weight if to_weight else None, grad.sum(0) if to_bias else None, *[None] * 6)
+    grad_bias = grad.flatten(0, 1).sum(0) if to_bias else None
+    return (grad_x if to_x else None, grad_weight if to_weight else None, grad_bias, *[None] * 5)
 
 
 _trimmed_linear.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Trimmed(torch.autograd.Function):
+    """The registered operator without its dispatch, which takes the host longer than a small layer takes a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, grad, backward=_backward)
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    """Whether nobody watches the calls of operators: no compiler, tracer, mode, transform or subclass."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(type(t) in (Tensor, nn.Parameter, type(None)) for t in tensors)
+    )
 
 
 def prepare(weight: Tensor) -> Prepared:
@@ -179,7 +245,7 @@ def prepare(weight: Tensor) -> Prepared:
     """
     _check_weight(weight)
     with torch.no_grad():
-        order, ranked, bound = torch.ops.ell0.prepare(weight)
+        order, ranked, bound = (_order if _is_plain(weight) else torch.ops.ell0.prepare)(weight)
     weight = weight.detach()
     return Prepared(order, ranked, bound, weight, _version(weight))
 
@@ -211,12 +277,47 @@ def trimmed_linear(
     blocked.check_counts(top, bottom, weight.shape[1])
     if top == bottom == 0:
         return F.linear(x, weight, bias)
+    return _apply(x, weight, bias, (top, bottom), prepared)[0]
+
+
+def trimmed_linears(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    counts: Sequence[tuple[int, int]],
+    prepared: Prepared | None = None,
+) -> Tensor:
+    """Several trimmed products of the same x and weight: `trimmed_linear` for each pair of top and bottom.
+
+    Result ``(pairs, ..., out)``. On the GPU pairs share the dense product and, where terms are counted, the terms.
+    """
+    x = _leave_autocast(x, weight)
+    _check(x, weight, bias)
+    if not counts:
+        raise ValueError("counts must hold at least one pair of top and bottom, got none")
+    for top, bottom in counts:
+        blocked.check_counts(top, bottom, weight.shape[1])
+    if any(top == bottom == 0 for top, bottom in counts):
+        each = [trimmed_linear(x, weight, bias, top=t, bottom=b, prepared=prepared) for t, b in counts]
+        return torch.stack(each)
+    return _apply(x, weight, bias, tuple(number for pair in counts for number in pair), prepared)
+
+
+def _apply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[int, ...], prepared: Prepared | None
+) -> Tensor:
+    """``(pairs, ..., out)``, through the registered operator wherever somebody watches."""
     _refuse_forward_mode(x, weight, bias)
     order, ranked, bound = _arrays(weight, prepared)
     keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    flat = x.reshape(-1, x.shape[-1])
-    out: Tensor = torch.ops.ell0.trimmed_linear(flat, weight, bias, order, ranked, bound, top, bottom, keep_cuts)[0]
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    call: Callable[..., Any] = torch.ops.ell0.trimmed_linear
+    if _is_plain(x, weight, bias):
+        differentiates = keep_cuts or (torch.is_grad_enabled() and bias is not None and bias.requires_grad)
+        call = _Trimmed.apply if differentiates else _forward
+    out: Tensor = call(flat, weight, bias, order, ranked, bound, counts, keep_cuts)[0]
+    return out if x.dim() == 2 else out.reshape(len(out), *x.shape[:-1], weight.shape[0])
 
 
 def truncated_linear(
@@ -248,8 +349,8 @@ def cuts(
     with torch.no_grad():
         order, ranked, bound = _arrays(weight, prepared)
         flat = x.reshape(-1, x.shape[-1])
-        found = torch.ops.ell0.trimmed_linear(flat, weight, None, order, ranked, bound, top, bottom, True)
-        high, low = (cut.T.reshape(*x.shape[:-1], weight.shape[0]) for cut in found[1])
+        found = torch.ops.ell0.trimmed_linear(flat, weight, None, order, ranked, bound, [top, bottom], True)
+        high, low = (cut.T.reshape(*x.shape[:-1], weight.shape[0]) for cut in found[1][0])
     return high, torch.where(high.isnan(), high, low)
 
 
@@ -264,7 +365,8 @@ def check_k(k: int, in_features: int) -> None:
 def _arrays(weight: Tensor, prepared: Prepared | None) -> tuple[Tensor, Tensor, Tensor]:
     """What the kernel wants to know of the weight: as it was prepared, or prepared now."""
     if prepared is None:
-        arrays: tuple[Tensor, Tensor, Tensor] = torch.ops.ell0.prepare(weight.detach())
+        order = _order if _is_plain(weight) else torch.ops.ell0.prepare
+        arrays: tuple[Tensor, Tensor, Tensor] = order(weight.detach())
         return arrays
     if not isinstance(prepared, Prepared):
         raise ValueError(f"prepared must come from ops.prepare, got {type(prepared).__name__}")

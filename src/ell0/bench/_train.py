@@ -1,0 +1,166 @@
+"""What training F(k) costs against F(0)."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..attacks.contract import check_count
+from ..results import Results
+from ._device import Device, card, check_device
+from ._layer import check_seed, load_images, seeded
+from ._timing import Progress, Timing, timer
+
+PAPER = 58.0  # times the epoch of F(0) that an epoch of F(10) takes, in [Beliaev22]
+WARM_UP = 3
+AGREEMENT = 1e-3
+
+
+class Trainer:
+    """F(k), its optimizer and one step of training."""
+
+    mode = "eager"
+
+    def __init__(self, k: int, seed: int, device: torch.device) -> None:
+        self.model = seeded(k, seed).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Learns from a batch and gives its loss."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class GraphTrainer(Trainer):
+    """The same, its step captured once in a CUDA graph and replayed for every batch of the shape of ``x`` and ``y``."""
+
+    mode = "graph"
+
+    def __init__(self, k: int, seed: int, device: torch.device, x: Tensor, y: Tensor) -> None:
+        super().__init__(k, seed, device)
+        first = [p.detach().clone() for p in self.model.parameters()]
+        self._x, self._y = x.clone(), y.clone()
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                super().step(self._x, self._y)
+        torch.cuda.current_stream(device).wait_stream(side)
+        self.optimizer.zero_grad()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._loss = super().step(self._x, self._y)
+        # The steps of the warm-up are taken back in place, where the graph looks.
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), first, strict=True):
+                parameter.copy_(value)
+                self.optimizer.state[parameter]["momentum_buffer"].zero_()
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Learns from a batch and gives its loss, in a tensor that the next step writes to."""
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._graph.replay()
+        return self._loss
+
+
+def train(
+    *,
+    device: Device = "cpu",
+    steps: int = 64,
+    rounds: int = 7,
+    batch: int = 256,
+    root: Path | None = None,
+    require_mnist: bool = False,
+    command: str = "ell0 bench train",
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> Results:
+    """Times training steps of F(10) against F(0), and epochs of F(0), F(1) and F(10); fp32, SGD with momentum.
+
+    The images of MNIST (digits drawn at 28 x 28 where it is not found) lie on the device. A step is timed eager and, on
+    a GPU, replayed from a CUDA graph, over loops of ``steps`` in turns; an epoch in the faster of these ways, in a new
+    random order, without the last batch where that is smaller. Both ways must have the same losses first.
+
+    Args:
+        rounds: of the loops; an epoch is timed in at most three.
+        batch: images of a step, at most as many as there are.
+        require_mnist: lets nothing stand in for MNIST.
+    """
+    for argument, value in (("steps", steps), ("rounds", rounds), ("batch", batch)):
+        check_count(argument, value)
+    check_seed(seed)
+    place = check_device(device)
+    start = time.perf_counter()
+    results = Results.here(f"bench-train-{card(place)}", command, seeds=[seed], device=place)
+    name, images, labels = load_images(root, require_mnist)
+    if batch > len(images):
+        raise ValueError(f"batch must be at most the {len(images)} images of {name}, got {batch}")
+    whole = len(images) // batch * batch
+    x, y = images[:whole].to(place), labels[:whole].to(place)
+    batches = list(zip(x.split(batch), y.split(batch), strict=True))
+
+    def trainer(mode: str, k: int) -> Trainer:
+        return GraphTrainer(k, seed, place, *batches[0]) if mode == "graph" else Trainer(k, seed, place)
+
+    def loop(learner: Trainer) -> None:
+        for i in range(steps):
+            learner.step(*batches[i % len(batches)])
+
+    modes = ("eager", "graph") if place.type == "cuda" else ("eager",)
+    what: dict[str, Any] = {"data": name, "batch": batch}
+    if len(modes) > 1:
+        for k in (0, 1, 10):
+            progress(f"the losses of F({k}), eager and from a graph")
+            _check_losses(trainer("eager", k), trainer("graph", k), batches, k)
+    for mode in modes:
+        progress(f"steps of F(0) and F(10), {mode}")
+        learners = {f"F({k})": trainer(mode, k) for k in (0, 10)}
+        loops = timer(place)({key: partial(loop, learner) for key, learner in learners.items()}, rounds)
+        timing = Timing({key: [each / steps for each in seconds] for key, seconds in loops.seconds.items()})
+        results.add(
+            **timing.ratio("F(10)", "F(0)"), what="step", to="F(0)", unit="x", k=10, mode=mode,
+            to_seconds=timing.median("F(0)"), steps=steps, **what,
+        )  # fmt: skip
+    progress(f"epochs of F(0), F(1) and F(10), {mode}")
+    generator = torch.Generator(place).manual_seed(seed)
+    timing = timer(place)(
+        {f"F({k})": partial(_epoch, trainer(mode, k), x, y, batch, generator) for k in (0, 1, 10)}, min(rounds, 3)
+    )
+    what |= {"what": "epoch", "mode": mode, "images": whole}
+    for k in (0, 1, 10):
+        seconds = timing.seconds[f"F({k})"]
+        results.add(
+            timing.median(f"F({k})"), unit="seconds", k=k, n=len(seconds), low=min(seconds), high=max(seconds), **what
+        )
+    papers: dict[int, dict[str, float]] = {1: {}, 10: {"paper": PAPER}}
+    for k, paper in papers.items():
+        results.add(
+            **timing.ratio(f"F({k})", "F(0)"), to="F(0)", unit="x", k=k, to_seconds=timing.median("F(0)"), **what,
+            **paper,
+        )  # fmt: skip
+    results.seconds = round(time.perf_counter() - start, 1)
+    return results
+
+
+def _epoch(learner: Trainer, x: Tensor, y: Tensor, batch: int, generator: torch.Generator) -> None:
+    for part in torch.randperm(len(x), generator=generator, device=x.device).split(batch):
+        learner.step(x[part], y[part])
+
+
+def _check_losses(eager: Trainer, other: Trainer, batches: list[tuple[Tensor, Tensor]], k: int) -> None:
+    """Raises unless both learn alike from the first three batches."""
+    for i in range(3):
+        given = batches[i % len(batches)]
+        want, got = float(eager.step(*given)), float(other.step(*given))
+        if not abs(got - want) <= AGREEMENT:
+            raise AssertionError(f"step {i + 1} of F({k}) has the loss {want} {eager.mode} and {got} {other.mode}")

@@ -1,0 +1,419 @@
+"""The trimmed product on the GPU: launches the Triton kernels (`triton_kernels`).
+
+Without Triton `serves` is False and the operator takes the blocked torch path. Nothing here waits for the device, so
+all of it can be captured in a CUDA graph; nothing depends on the order in which the device does its work, so two runs give
+the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import networks
+
+LISTED = 15  # the longest list of the walk; more removed terms than this are counted
+LEADS = 64  # outlying coordinates of a sample that are listed
+LANES = 32
+WIDEST = 1 << 14  # the longest row that one program can sort
+ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
+FLAGS = 3  # what `triton_kernels.pack` notes
+BLOCK = 2048  # samples whose panel stays in the second-level cache
+
+# What was fastest on one H200.
+WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
+SELECTORS, SELECT = 3, {"num_warps": 4, "maxnreg": 168}
+
+_MOST = (1 << 31) - 1
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def serves(weight: Tensor) -> bool:
+    """Whether these kernels take products with this weight."""
+    return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits(weight) and available()
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the shape is one that the kernels take."""
+    return 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
+
+
+def blocks_per_row(d: int) -> int:
+    """Length of a row of `Prepared.bound`."""
+    return -(-d // 16)
+
+
+def prepare(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Order and bound of `Prepared`; the order holds the weight as well."""
+    return _ordered(weight.contiguous(), None, None)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    bound: Tensor,
+    counts: tuple[tuple[int, int], ...],
+    keep_cuts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, 2 out + n)``; the last three
+    empty unless keep_cuts.
+
+    counts: pairs of top and bottom. Two pairs share one selection where terms are counted.
+    ties: as `kernel.forward` puts them.  marks: how deep each row was walked; whether it has ties; whether each sample
+    has.
+    """
+    _check_prepared(weight, order, bound)
+    x, weight = x.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    (n, d), rows, pairs = x.shape, weight.shape[0], len(counts)
+    most = _MOST // (pairs * max(d, 2 * rows))
+    if n > most:
+        if keep_cuts:
+            raise ValueError(f"a batch of {n} is too large for a gradient of this layer on the GPU: at most {most}")
+        parts = [forward(part, weight, bias, order, bound, counts, False) for part in x.split(most)]
+        return torch.cat([part[0] for part in parts], 1), *parts[0][1:]
+    shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
+    cuts, ties = x.new_empty(shape), x.new_zeros(shape, dtype=torch.int32)
+    # Marks, tickets for two kernels and flags are one buffer: one launch to clear it.
+    each = 2 * rows + n if keep_cuts else 0
+    tickets = 2 * _multiprocessors(x.device) + -(-max(n, rows) // LANES)
+    cleared = x.new_zeros(pairs * (each + 2 * tickets) + FLAGS, dtype=torch.int32)
+    marks = cleared[: pairs * each].view(pairs, each)
+    if n == 0:
+        return x.new_empty(pairs, n, rows), cuts, ties, marks
+    flags = cleared[len(cleared) - FLAGS :]
+    lanes = Lanes.of(x, samples=True, asked=flags)
+    with _no_autocast(x):
+        dense = F.linear(lanes.inner[:, :n].T, weight, bias)
+    out = dense.unsqueeze(0) if pairs == 1 else dense.repeat(pairs, 1, 1)
+    listed = d >= 32 and max(max(pair) for pair in counts) <= LISTED
+    together = 1 if listed else 2
+    for p in range(0, pairs, together):
+        some = slice(p, p + together)
+        at = pairs * each + p * 2 * tickets
+        drawn = cleared[at : at + 2 * tickets]
+        outputs = (out[some] if bias is None else bias, out[some], cuts[some], ties[some], marks[some])
+        work = Work(x, weight, order, bound, drawn, flags, keep_cuts, bias is not None, outputs)
+        if listed:
+            _walk(work, lanes, *counts[p])
+        else:
+            _select(work, lanes, counts[some])
+    return out, cuts, ties, marks
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    order: Tensor,
+    bound: Tensor,
+    cuts: Tensor,
+    ties: Tensor,
+    marks: Tensor,
+    to_x: bool,
+    to_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+    _check_prepared(weight, order, bound)
+    x, weight = x.contiguous(), weight.contiguous()
+    (n, d), rows = x.shape, weight.shape[0]
+    grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
+    grad_weight = torch.zeros_like(weight) if to_weight and n == 0 else x.new_empty(0)
+    if n == 0:
+        return grad_x, grad_weight
+    turned = grad.T.contiguous()
+    width = _width(d)
+    if to_weight:
+        flags = torch.zeros(FLAGS, dtype=torch.int32, device=x.device)
+        lanes = Lanes.of(x, samples=True, asked=flags)
+        with _no_autocast(x):
+            grad_weight = grad.T @ lanes.inner[:, :n].T
+        pieces = -(-n // BLOCK)
+        parts = x.new_empty(pieces, rows, d)
+        _launch(
+            "weight_parts", (rows * pieces,), (turned, order, lanes.panel, cuts, marks, parts, n, rows, d, BLOCK),
+            (("BATCH", 32), ("PLACES", 64)), {"num_warps": 4},
+        )  # fmt: skip
+        _launch(
+            "weight_gradient", (rows,),
+            (turned, x, weight, order, bound, lanes.panel, flags, *lanes.leads, cuts, ties, marks, parts,
+             grad_weight, n, rows, lanes.width, d, blocks_per_row(d), pieces),
+            (("WIDTH", width), ("BATCH", 1024), ("LEADS", LEADS)), {"num_warps": 4},
+        )  # fmt: skip
+    if to_x:
+        size, batch = 32, 32
+        _launch(
+            "input_gradient", (-(-n // batch), -(-d // size)),
+            (turned, x, weight, bound, cuts, grad_x, n, rows, d, blocks_per_row(d)),
+            (("SIZE", size), ("BATCH", batch)), {"num_warps": 2},
+        )  # fmt: skip
+        arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
+        _launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
+    return grad_x, grad_weight
+
+
+@dataclass(frozen=True)
+class Work:
+    """One batch and one weight: what the walk and the selection both take."""
+
+    x: Tensor
+    weight: Tensor
+    order: Tensor
+    bound: Tensor
+    tickets: Tensor  # zeros, for two kernels
+    asked: Tensor  # flags: some samples want to be walked, and what `triton_kernels.pack` notes
+    keep_cuts: bool
+    has_bias: bool
+    outputs: tuple[Tensor, ...]  # bias, out, cuts, ties, marks
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The rows of a matrix laid out for the lanes: what `triton_kernels.pack` writes."""
+
+    panel: Tensor
+    reach: Tensor
+    inner: Tensor
+    votes: Tensor
+    lead_count: Tensor
+    lead_index: Tensor
+    lead_value: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, samples: bool, asked: Tensor) -> Lanes:
+        """asked: flags; without the first only samples are laid out."""
+        rows, d = matrix.shape
+        padded = -(-rows // LANES) * LANES
+        width = _width(d)
+        together = max(1, (8192 if padded >= 4096 else 4096) // width)
+        counted = padded if samples else 0
+        listed = (LEADS, padded) if samples else (0, 0)
+        lanes = cls(
+            matrix.new_empty(padded // LANES, d, LANES),
+            matrix.new_empty(padded),
+            matrix.new_empty((d, padded) if samples else (0, 0)),
+            matrix.new_empty(counted, dtype=torch.int32),
+            matrix.new_empty(counted, dtype=torch.int32),
+            matrix.new_empty(listed, dtype=torch.int32),
+            matrix.new_empty(listed),
+        )
+        _launch(
+            "pack", (-(-padded // together),),
+            (matrix, asked, lanes.panel, lanes.reach, lanes.inner, lanes.votes, *lanes.leads, rows, padded, d),
+            (("WIDTH", width), ("ROWS", together), ("SAMPLES", samples), ("LEADS", LEADS)),
+            {"num_warps": 8, "maxnreg": 128},
+        )  # fmt: skip
+        return lanes
+
+    @property
+    def leads(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.lead_count, self.lead_index, self.lead_value
+
+    @property
+    def width(self) -> int:
+        return len(self.reach)
+
+
+def _walk(work: Work, lanes: Lanes, top: int, bottom: int) -> None:
+    x, weight = work.x, work.weight
+    (n, d), rows = x.shape, weight.shape[0]
+    blocks = blocks_per_row(d)
+    sms = _multiprocessors(x.device)
+    ask = n * rows >= ASKED
+    tickets = work.tickets.chunk(2)
+    parts, units = _units(n, sms)
+    _launch(
+        "walk", (sms * _programs(WALKERS, x.device),),
+        (work.order, work.bound, weight, lanes.panel, lanes.reach, x, lanes.votes, *lanes.leads, *work.outputs,
+         tickets[0], work.asked, rows, n, lanes.width, d, blocks, parts, units, sms, _share(n, rows, sms), n, rows),
+        _walk_constants(top, bottom, work.keep_cuts, True, ask, work.has_bias, d), WALK,
+    )  # fmt: skip
+    if not ask:
+        return
+    order, bound = _ordered(x, lanes.votes, work.asked)
+    across = Lanes.of(weight, samples=False, asked=work.asked)
+    parts, units = _units(rows, sms)
+    _launch(
+        "walk", (sms * _programs(WALKERS, x.device),),
+        (order, bound, x, across.panel, across.reach, weight, lanes.votes, *lanes.leads, *work.outputs, tickets[1],
+         work.asked, n, rows, across.width, d, blocks, parts, units, sms, 1, n, rows),
+        _walk_constants(top, bottom, work.keep_cuts, False, ask, work.has_bias, d), WALK,
+    )  # fmt: skip
+
+
+@functools.cache
+def _walk_constants(
+    top: int, bottom: int, keep_cuts: bool, by_weight: bool, ask: bool, has_bias: bool, d: int
+) -> tuple[tuple[str, Any], ...]:
+    # One more than is removed is listed if ties must be seen.
+    extra = int(keep_cuts)
+    merge_up, places_up = networks.merge(top + extra if top else 0)
+    merge_down, places_down = networks.merge(bottom + extra if bottom else 0)
+    step = 8 if by_weight else 16
+    return (
+        ("TOP", top), ("BOTTOM", bottom), ("KEEP", keep_cuts), ("BY_WEIGHT", by_weight), ("ASK", ask),
+        ("HAS_BIAS", has_bias), ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0),
+        ("SORT", networks.SORT16), ("SORT8", networks.SORT8), ("MERGE_UP", merge_up), ("PLACES_UP", places_up),
+        ("MERGE_DOWN", merge_down), ("PLACES_DOWN", places_down), ("GPU", not _interpreted()),
+    )  # fmt: skip
+
+
+def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> None:
+    x, weight = work.x, work.weight
+    (n, d), rows = x.shape, weight.shape[0]
+    tile = 128
+    most = max(top + bottom for top, bottom in counts)
+    held = max(1, min(3, -(-d // tile), -(-(most * 3 // 2) // tile)))
+    sms = _multiprocessors(x.device)
+    parts, units = _units(n, sms)
+    pairs = counts if len(counts) == 2 else (*counts, (0, 0))
+    _launch(
+        "select", (sms * _programs(SELECTORS, x.device),),
+        (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
+         rows, n, lanes.width, d, blocks_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
+        (("PAIRS", len(counts)), ("KEEP", work.keep_cuts), ("HAS_BIAS", work.has_bias), ("SHORT", d < 32),
+         ("WHOLE", held * tile <= d), ("TILE", tile), ("HELD", held), ("PASSES", 16), ("GPU", not _interpreted())),
+        SELECT,
+    )  # fmt: skip
+
+
+def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The order and bound of each row; with votes only of those that are wanted."""
+    rows, d = matrix.shape
+    order = torch.empty(rows, d, dtype=torch.int64, device=matrix.device)
+    bound = matrix.new_empty(rows, blocks_per_row(d))
+    width = _width(d)
+    _launch(
+        "order_rows", (rows,),
+        (matrix, order if votes is None else votes, order if asked is None else asked, order, bound, d,
+         blocks_per_row(d)),
+        (("WIDTH", width), ("VOTED", votes is not None)), {"num_warps": max(1, width // 2048)},
+    )  # fmt: skip
+    return order, bound
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _width(d: int) -> int:
+    return max(16, 1 << (d - 1).bit_length())
+
+
+@functools.cache
+def _units(lanes: int, sms: int) -> tuple[int, int]:
+    """Parts of the walkers and units of work (a unit is 32 lanes and a part), enough for all multiprocessors."""
+    tiles = -(-lanes // LANES)
+    parts = max(1, 2 * sms // tiles)
+    return parts, tiles * parts
+
+
+def _share(lanes: int, walkers: int, sms: int) -> int:
+    """Walkers to a ticket: few where there is little to do."""
+    pairs = -(-lanes // LANES) * walkers
+    return max(1, min(4, pairs // (8 * sms * WALKERS)))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return 2 if _interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _programs(many: int, device: torch.device) -> int:
+    return many if device.type == "cuda" else 2
+
+
+def _check_prepared(weight: Tensor, order: Tensor, bound: Tensor) -> None:
+    """Raises where the arrays of another weight would be read beyond their ends."""
+    rows, d = weight.shape
+    wanted = (("order", order, torch.int64, (rows, d)), ("bound", bound, weight.dtype, (rows, blocks_per_row(d))))
+    for name, tensor, dtype, shape in wanted:
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(
+                f"prepared must come from this weight: its {name} must be {dtype} of shape {shape}, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+
+
+# --- launching --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _kernels() -> Any:
+    from . import triton_kernels
+
+    return triton_kernels
+
+
+@functools.cache
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    run: Any
+    function: Any
+    metadata: Any
+    constants: tuple[Any, ...]
+
+
+_compiled: dict[tuple[Any, ...], _Compiled] = {}
+
+
+def _launch(
+    name: str,
+    grid: tuple[int, ...],
+    arguments: tuple[Tensor | int, ...],
+    constants: tuple[tuple[str, Any], ...],
+    options: dict[str, int],
+) -> None:
+    """Launches a kernel on the current stream of its tensors' device.
+
+    Triton looks a kernel up by all of its arguments, which takes the host longer than a small layer takes the device.
+    So the look-up is done here, by what Triton compiles for: the constants, and whether pointers are divisible by 16.
+    """
+    if _interpreted():
+        getattr(_kernels(), name)[grid](*arguments, **dict(constants), **options)
+        return
+    first = arguments[0]
+    assert isinstance(first, Tensor)
+    plain, aligned = [], 1
+    for argument in arguments:
+        if isinstance(argument, int):
+            plain.append(argument)
+        else:
+            pointer = argument.data_ptr()
+            plain.append(pointer)
+            aligned = 2 * aligned + (pointer % 16 == 0)
+    # The networks among the constants of the walk are long, and live as long as the cache they come from.
+    kind = id(constants) if name == "walk" else constants
+    device = first.device.index
+    key = (name, device, kind, options["num_warps"], options.get("maxnreg"), aligned)
+    found = _compiled.get(key)
+    with nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
+        if found is None:
+            kernel = getattr(_kernels(), name)[grid](*arguments, **dict(constants), **options)
+            values = tuple(value for _, value in constants)
+            _compiled[key] = _Compiled(kernel.run, kernel.function, kernel.packed_metadata, values)
+        else:
+            sizes = (*grid, 1, 1)[:3]
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            found.run(*sizes, stream, found.function, found.metadata, None, None, None, *plain, *found.constants)

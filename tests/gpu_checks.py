@@ -1,0 +1,297 @@
+"""Checks of the Triton kernels that need neither pytest nor, in Triton's interpreter, a GPU.
+
+``python tests/gpu_checks.py [NAME ...]`` runs them all, or some, on the GPU; with TRITON_INTERPRET=1 on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from ell0 import ops
+from ell0.nn import TruncatedLinear
+from ell0.ops import gpu, reference
+
+INTERPRETED = gpu._interpreted()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+INF, NAN = float("inf"), float("nan")
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+def ordinary(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    return torch.randn(n, d, generator=g), torch.randn(rows, d, generator=g), torch.randn(rows, generator=g)
+
+
+def images(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    x, weight, bias = ordinary(n, rows, d, g)
+    return torch.where(torch.rand(n, d, generator=g) < 0.8, -1.0, x.clamp(-1, 1)), weight, bias
+
+
+def zeros(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    x, weight, bias = ordinary(n, rows, d, g)
+    return torch.where(torch.rand(n, d, generator=g) < 0.8, 0.0, x), weight, bias
+
+
+def integers(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    """Hundreds of ties."""
+    x, weight = (torch.randint(-2, 3, (r, d), generator=g).float() for r in (n, rows))
+    return x, weight, torch.randn(rows, generator=g)
+
+
+def attacked(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    """Every second sample has up to twenty coordinates at 100."""
+    x, weight, bias = images(n, rows, d, g)
+    for b in range(0, n, 2):
+        where = torch.randperm(d, generator=g)[: 1 + 3 * b % 20]
+        x[b, where] = 100 * torch.randn(len(where), generator=g).sign()
+    return x, weight, bias
+
+
+def huge(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    x, weight, bias = images(n, rows, d, g)
+    for row in x:
+        row[torch.randperm(d, generator=g)[:3]] = 1e8 * torch.randn(3, generator=g)
+    x[0, 0], x[0, 1], x[1, 2] = INF, -INF, 0.0
+    weight[0, 0], weight[1, 2], weight[-1, 3] = 0.0, INF, -INF
+    if d > 80:
+        x[2, : d // 2] = INF
+        x[2, d // 2 : d - 4] = -INF
+    return x, weight, bias
+
+
+def undefined(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    x, weight, bias = ordinary(n, rows, d, g)
+    x[0, 3], weight[1, 2] = NAN, NAN
+    return x, weight, bias
+
+
+def few_stay(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    """What is removed is far larger than what stays: subtracting it would cancel."""
+    x, weight, bias = ordinary(n, rows, d, g)
+    weight[:, d // 4 :] *= 1e-6
+    return x, weight, bias
+
+
+KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay)
+# n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
+SHAPES = ((3, 4, 20, 5, 4), (33, 2, 70, 10, 10), (3, 3, 90, 0, 4), (3, 2, 96, 20, 18), (3, 2, 160, 50, 40))
+
+
+def close(name: str, got: Tensor, want: Tensor, scale: Tensor) -> None:
+    got = got.double()
+    wrong = torch.where(
+        want.isfinite(), (got - want).abs() > 1e-5 * scale + 1e-30, (got != want) & ~(got.isnan() & want.isnan())
+    )
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(f"{name}: {int(wrong.sum())} wrong, at {at} {got[at].item()} and not {want[at].item()}")
+
+
+def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[tuple[int, int], ...]) -> None:
+    """Values without and with cuts, gradients: against the definition."""
+    x, weight, bias = x.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE)
+    prepared = gpu.prepare(weight)
+    plain, *nothing = gpu.forward(x, weight, bias, *prepared, counts, False)
+    assert not any(t.numel() for t in nothing)
+    out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, counts, True)
+    grad = torch.randn(out.shape, generator=Generator().manual_seed(1)).to(DEVICE)
+    for p, (top, bottom) in enumerate(counts):
+        want = reference.trimmed_linear(x, weight, bias, top=top, bottom=bottom)
+        scale = reference.scale(x, weight, bias, top=top, bottom=bottom)
+        close("value", out[p], want, scale)
+        close("value without cuts", plain[p], want, scale)
+        found = gpu.backward(grad[p], x, weight, *prepared, cuts[p], ties[p], marks[p], True, True)
+        wanted = reference.gradients(grad[p], x, weight, top=top, bottom=bottom)
+        stays = reference.kept(reference.products(x, weight), top, bottom)
+        sizes = (
+            (grad[p].unsqueeze(-1) * weight).abs().where(stays, 0.0).double().sum(1),
+            (grad[p].unsqueeze(-1) * x.unsqueeze(1)).abs().where(stays, 0.0).double().sum(0),
+        )
+        for name, *these in zip(("gradient to x", "gradient to weight"), found, wanted, sizes, strict=True):
+            close(name, *these)
+
+
+def check_kind(make: Callable[..., Inputs]) -> None:
+    for seed, (n, rows, d, top, bottom) in enumerate(SHAPES):
+        compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
+    # Samples may be walked as well.
+    with mock.patch.object(gpu, "ASKED", 0):
+        compare(*make(33, 3, 72, Generator().manual_seed(9)), ((4, 3),))
+
+
+def check_pairs() -> None:
+    for counts in (((3, 2), (2, 3), (4, 0)), ((20, 12), (12, 20), (17, 17))):
+        x, weight, _ = attacked(5, 4, 100, Generator().manual_seed(0))
+        compare(x, weight, None, counts)
+
+
+def check_two_runs_give_the_same_bits() -> None:
+    x, weight, bias = (t.to(DEVICE) for t in attacked(40, 7, 80, Generator().manual_seed(0)))
+    runs = []
+    for _ in range(2):
+        prepared = gpu.prepare(weight)
+        out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, ((5, 5),), True)
+        runs.append((out, *gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def check_a_batch_can_be_too_large() -> None:
+    x, weight, bias = (t.to(DEVICE) for t in ordinary(9, 3, 40, Generator().manual_seed(0)))
+    prepared = gpu.prepare(weight)
+    whole = gpu.forward(x, weight, bias, *prepared, ((3, 3),), False)[0]
+    with mock.patch.object(gpu, "_MOST", 4 * 40):
+        torch.testing.assert_close(gpu.forward(x, weight, bias, *prepared, ((3, 3),), False)[0], whole)
+        refused = False
+        try:
+            gpu.forward(x, weight, bias, *prepared, ((3, 3),), True)
+        except ValueError as error:
+            refused = "at most 4" in str(error)
+    assert refused
+
+
+def check_other_weights_are_refused() -> None:
+    x, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
+    refused = False
+    try:
+        gpu.forward(x, weight, bias, *gpu.prepare(weight[:2]), ((3, 3),), False)
+    except ValueError as error:
+        refused = "order must be torch.int64 of shape (3, 40)" in str(error)
+    assert refused
+
+
+def check_empty_batches() -> None:
+    _, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
+    prepared = gpu.prepare(weight)
+    x = weight.new_empty(0, 40)
+    out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, ((3, 3),), True)
+    assert out.shape == (1, 0, 3)
+    grad_x, grad_weight = gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)
+    assert grad_x.shape == (0, 40)
+    assert torch.equal(grad_weight, torch.zeros_like(weight))
+
+
+# --- what only a GPU can show -----------------------------------------------------------------------------------------
+
+
+def check_operator() -> None:
+    g = Generator().manual_seed(0)
+    x, weight, bias = (t.to(DEVICE).requires_grad_() for t in images(300, 200, 784, g))
+    for counts in (((10, 10),), ((100, 100), (108, 92))):
+        out = ops.trimmed_linears(x, weight, bias, counts=counts)
+        grad = torch.randn_like(out)
+        found = torch.autograd.grad(out, (x, weight, bias), grad)
+        wanted = [
+            reference.gradients(part, x, weight, top=t, bottom=b) for part, (t, b) in zip(grad, counts, strict=True)
+        ]
+        to_x, to_weight = (torch.stack(each).sum(0) for each in zip(*wanted, strict=True))
+        for got, want in zip(found, (to_x, to_weight, grad.sum((0, 1))), strict=True):
+            torch.testing.assert_close(got.double(), want.double(), rtol=1e-4, atol=1e-3)
+        for value, (top, bottom) in zip(out, counts, strict=True):
+            want = reference.trimmed_linear(x, weight, bias, top=top, bottom=bottom)
+            close(
+                "value",
+                value.detach(),
+                want.detach(),
+                reference.scale(x, weight, bias, top=top, bottom=bottom).detach(),
+            )
+    torch.library.opcheck(
+        torch.ops.ell0.trimmed_linear.default,
+        (x[:40], weight, bias, *torch.ops.ell0.prepare(weight.detach()), [10, 10], True),
+    )
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), TruncatedLinear(784, 128, k=10), nn.ReLU(), nn.Linear(128, 10)).to(DEVICE)
+
+
+def check_cuda_graphs() -> None:
+    """Three steps in a graph end where three eager steps end."""
+    x = torch.rand(3, 64, 784, device=DEVICE) * 2 - 1
+    y = torch.randint(0, 10, (3, 64), device=DEVICE)
+    eager, graphed = model(), model()
+
+    def step(net: nn.Module, images: Tensor, labels: Tensor) -> None:
+        for p in net.parameters():
+            p.grad = None
+        F.cross_entropy(net(images), labels).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                assert p.grad is not None
+                p -= 0.1 * p.grad
+
+    for images_, labels in zip(x, y, strict=True):
+        step(eager, images_, labels)
+    still_x, still_y = x[0].clone(), y[0].clone()
+    before = [p.detach().clone() for p in graphed.parameters()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step(graphed, still_x, still_y)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(graphed, still_x, still_y)
+    with torch.no_grad():
+        for p, b in zip(graphed.parameters(), before, strict=True):
+            p.copy_(b)
+    for images_, labels in zip(x, y, strict=True):
+        still_x.copy_(images_)
+        still_y.copy_(labels)
+        graph.replay()
+    for a, b in zip(eager.parameters(), graphed.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def check_compile() -> None:
+    net, x = model(), torch.rand(64, 784, device=DEVICE) * 2 - 1
+    torch.testing.assert_close(torch.compile(net)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def check_autocast() -> None:
+    """The comparison of terms keeps its precision; half precision on the way in is taken."""
+    net, x = model(), torch.rand(64, 784, device=DEVICE) * 2 - 1
+    layer = next(m for m in net.modules() if isinstance(m, TruncatedLinear))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        torch.testing.assert_close(layer(x), layer(x.clone()))
+        assert layer(x).dtype == torch.float32
+
+
+ANYWHERE: dict[str, Callable[[], None]] = {
+    **{make.__name__: lambda make=make: check_kind(make) for make in KINDS},  # type: ignore[misc]
+    "pairs": check_pairs,
+    "determinism": check_two_runs_give_the_same_bits,
+    "size": check_a_batch_can_be_too_large,
+    "prepared": check_other_weights_are_refused,
+    "empty": check_empty_batches,
+}
+GPU_ONLY: dict[str, Callable[[], None]] = {
+    "operator": check_operator,
+    "graphs": check_cuda_graphs,
+    "compile": check_compile,
+    "autocast": check_autocast,
+}
+
+
+def main(names: list[str]) -> int:
+    checks = ANYWHERE if INTERPRETED else ANYWHERE | GPU_ONLY
+    failed = 0
+    for name in names or checks:
+        start = time.perf_counter()
+        try:
+            checks[name]()
+            verdict = "ok"
+        except Exception as error:
+            verdict, failed = f"FAILED: {type(error).__name__}: {error}", failed + 1
+        print(f"{name}: {verdict} ({time.perf_counter() - start:.1f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""The Triton kernels: on the GPU where there is one, else in Triton's interpreter, on small shapes."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from ell0.ops import gpu, networks
+
+CHECKS = Path(__file__).parent / "gpu_checks.py"
+NAMES = (
+    "ordinary", "images", "zeros", "integers", "attacked", "huge", "undefined", "few_stay",
+    "pairs", "determinism", "size", "prepared", "empty",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
+@pytest.mark.parametrize("names", [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:8], NAMES[8:]], ids=" ".join)
+def test_kernels(names: tuple[str, ...]) -> None:
+    environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, CHECKS, *names], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": ok (") == len(names)
+
+
+def test_without_triton_the_gpu_is_served_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "available", lambda: False)
+    assert not gpu.serves(torch.empty(3, 40, device="meta"))
+
+
+@pytest.mark.parametrize(("network", "size"), [(networks.SORT8, 8), (networks.SORT16, 16)])
+def test_networks_sort(network: networks.Comparators, size: int) -> None:
+    """All zeros and ones are enough (Knuth, volume 3, section 5.3.4)."""
+    for bits in product((0, 1), repeat=size):
+        values = list(bits)
+        for i, j in network:
+            values[i], values[j] = max(values[i], values[j]), min(values[i], values[j])
+        assert values == sorted(bits, reverse=True)
+
+
+@pytest.mark.parametrize("size", range(17))
+def test_networks_merge_what_falls_and_rises(size: int) -> None:
+    comparators, places = networks.merge(size)
+    for ones in product(range(size + 1), repeat=2):
+        # Zeros and ones that fall and then rise.
+        first, last = ones
+        values = [1 if i < first or i >= size - last else 0 for i in range(size)]
+        wanted = sorted(values, reverse=True)
+        for i, j in comparators:
+            values[i], values[j] = max(values[i], values[j]), min(values[i], values[j])
+        assert [values[p] for p in places] == wanted
