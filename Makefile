@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-full test-gpu lint bench bench-attacks bench-gpu clean
+.PHONY: setup run test test-full test-gpu lint bench bench-attacks clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)

@@ -225,7 +225,7 @@ def check_cuda_graphs() -> None:
         with torch.no_grad():
             for p in net.parameters():
                 assert p.grad is not None
-                p -= 0.1 * p.grad
+                p.sub_(p.grad, alpha=0.1)
 
     for images_, labels in zip(x, y, strict=True):
         step(eager, images_, labels)

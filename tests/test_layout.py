@@ -77,6 +77,7 @@ def test_public_names() -> None:
         "keep_mask",
         "prepare",
         "trimmed_linear",
+        "trimmed_linears",
         "truncated_linear",
     }
     for module in (ell0, ell0.attacks, ell0.evaluation, ell0.ops, ell0.nn, ell0.models, ell0.data):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.nn import InputTruncation, TruncatedLinear, prepared
 from ell0.ops import truncated_linear
 
 inf, nan = math.inf, math.nan
@@ -220,3 +220,20 @@ def test_layers_can_be_traced_and_exported(layer: nn.Module) -> None:
     batch = torch.export.Dim("batch")
     program = torch.export.export(layer, (torch.randn(2, 6),), dynamic_shapes=({0: batch},))
     torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_prepared_weights_serve_every_call_inside() -> None:
+    model = nn.Sequential(
+        TruncatedLinear(40, 6, k=3), nn.ReLU(), TruncatedLinear(6, 4, k=1), TruncatedLinear(4, 2, k=0)
+    )
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(x)
+        with prepared(model):
+            layers = [layer for layer in model if isinstance(layer, TruncatedLinear)]
+            assert [layer._prepared is not None for layer in layers] == [True, True, False]
+            torch.testing.assert_close(model(x), expected)
+            layers[0].weight.mul_(2)
+            with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
+                model(x)
+        model(x)

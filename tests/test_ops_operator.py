@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd import forward_ad
 from torch.library import opcheck
 
-from ell0.ops import kernel, prepare, trimmed_linear, truncated_linear
+from ell0.ops import kernel, operator, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -90,7 +90,7 @@ def test_functional_derivatives_are_refused(backend: str) -> None:
 def test_without_saved_cuts_there_is_no_gradient(backend: str) -> None:
     x, weight, bias = leaves(3, 2, 20)
     prepared = torch.ops.ell0.prepare(weight.detach())
-    out, *_ = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, 2, 1, False)
+    out, *_ = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, [2, 1], False)
     with pytest.raises(RuntimeError, match="keep_cuts=False"):
         out.sum().backward()
     assert backend == kernel.build()
@@ -99,13 +99,13 @@ def test_without_saved_cuts_there_is_no_gradient(backend: str) -> None:
 def test_cuts_are_kept_only_for_a_gradient(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = leaves(3, 2, 20)
     asked: list[bool] = []
-    call = torch.ops.ell0.trimmed_linear
+    call = operator._forward
 
     def spy(*args: Any) -> Any:
-        asked.append(args[-1])
+        asked.append(args[7])
         return call(*args)
 
-    monkeypatch.setattr(torch.ops.ell0, "trimmed_linear", spy)
+    monkeypatch.setattr(operator, "_forward", spy)
     trimmed_linear(x, weight, bias, top=2, bottom=1)
     trimmed_linear(x, weight.detach(), top=2, bottom=1)
     trimmed_linear(x.detach(), weight, top=2, bottom=1)
@@ -114,6 +114,50 @@ def test_cuts_are_kept_only_for_a_gradient(backend: str, monkeypatch: pytest.Mon
         trimmed_linear(x, weight, bias, top=2, bottom=1)
     trimmed_linear(x.detach(), weight.detach(), top=2, bottom=1)
     assert asked[3:] == [False] * 2
+
+
+def test_what_nobody_watches_goes_past_the_dispatcher(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(*args: Any) -> tuple[Tensor, ...]:
+        out = trimmed_linear(*args, top=3, bottom=2)
+        return (out.detach(), *torch.autograd.grad(out.square().sum(), args))
+
+    inputs = leaves(5, 3, 40)
+    short = calls(*inputs)
+    monkeypatch.setattr(operator, "_is_plain", lambda *_: False)
+    for mine, registered in zip(short, calls(*inputs), strict=True):
+        assert torch.equal(mine, registered), backend
+    monkeypatch.undo()
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        assert not operator._is_plain(*inputs)
+    assert operator._is_plain(*inputs, None)
+    assert not operator._is_plain(inputs[0].detach().to("meta"))
+
+
+def test_a_bias_alone_may_learn(backend: str) -> None:
+    x, weight, bias = leaves(5, 3, 40)
+    (grad,) = torch.autograd.grad(trimmed_linear(x.detach(), weight.detach(), bias, top=3, bottom=2).sum(), bias)
+    assert torch.equal(grad, torch.full_like(bias, 5)), backend
+
+
+@pytest.mark.parametrize("counts", [[(3, 2)], [(4, 2), (2, 4)], [(0, 0), (5, 0), (0, 5), (20, 19)]])
+def test_several_pairs_are_each_one(backend: str, counts: list[tuple[int, int]]) -> None:
+    inputs = leaves(6, 3, 40)
+    together = trimmed_linears(inputs[0].view(2, 3, 40), *inputs[1:], counts=counts)
+    assert together.shape == (len(counts), 2, 3, 3)
+    each = [trimmed_linear(*inputs, top=top, bottom=bottom).view(2, 3, 3) for top, bottom in counts]
+    torch.testing.assert_close(together, torch.stack(each), rtol=1e-12, atol=1e-12)
+    share = random(*together.shape, seed=3)
+    found, wanted = (torch.autograd.grad((out * share).sum(), inputs) for out in (together, torch.stack(each)))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    assert backend == kernel.build()
+
+
+def test_several_pairs_are_checked() -> None:
+    x, weight, _ = leaves(2, 3, 10)
+    with pytest.raises(ValueError, match="at least one pair"):
+        trimmed_linears(x, weight, counts=[])
+    with pytest.raises(ValueError, match="top=6 and bottom=4 with 10 terms"):
+        trimmed_linears(x, weight, counts=[(1, 1), (6, 4)])
 
 
 def test_meta_tensors_have_shapes() -> None:

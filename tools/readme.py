@@ -101,6 +101,33 @@ def attacks() -> str:
     return "\n".join(lines)
 
 
+def gpu() -> str:
+    """What truncation costs on a GPU, from results/bench-train-h200.json and results/bench-attacks-h200.json."""
+    training = Results.load(ROOT / "results" / "bench-train-h200.json")
+    attack = Results.load(ROOT / "results" / "bench-attacks-h200.json")
+    lines = ["| F(10) against F(0) | times as long |", "|---|---|"]
+    for label, what in (
+        ("training step, 256 images, eager", {"what": "step", "mode": "eager"}),
+        ("training step, 256 images, CUDA graph", {"what": "step", "mode": "graph"}),
+        ("training epoch, CUDA graph", {"what": "epoch", "unit": "x", "k": 10}),
+    ):
+        lines.append(f"| {label} | {_times(training.find(**what))} |")
+    ratio = attack.find(what="attack")
+    memory = attack.find(what="memory", k=10)
+    epoch = training.find(what="epoch", unit="seconds", k=10)
+    paper = training.find(what="epoch", unit="x", k=10)["paper"]
+    lines += [
+        f"| Sparse-RS, {ratio['images']:,} images, {ratio['queries']} queries each | {ratio['value']:.2f} |",
+        "",
+        "Medians, in brackets the lowest and the highest; the attack was measured once."
+        f" An epoch of F(10) takes {epoch['value']:.2f} s; the paper's took {paper:.0f} times its F(0) epoch."
+        f" The attack takes {ratio['seconds']:.1f} s, with no image broken, and {memory['value'] / 2**30:.1f} GiB.",
+        f"Measured on one {training.device} with torch {training.versions['torch']}, by `{training.command}` and"
+        f" `{attack.command}`.",
+    ]
+    return "\n".join(lines)
+
+
 def _union(results: Results) -> str:
     return next(name for row in results.rows if (name := str(row.get("attack"))).startswith("union of "))
 
@@ -118,7 +145,7 @@ def _times(row: Row) -> str:
     return f"{row['value']:.1f} ({row['low']:.1f}-{row['high']:.1f})"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"attacks": attacks, "layer": layer}
+BLOCKS: dict[str, Callable[[], str]] = {"attacks": attacks, "gpu": gpu, "layer": layer}
 
 
 def render(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..nn.layers import prepared
+from ..nn import prepared
 from ..threat import L0Ball, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients

@@ -25,6 +25,8 @@ class TruncatedLinear(nn.Linear):
         k: terms removed on each side, ``0 <= 2k < in_features``; ``k=0`` is ``nn.Linear``.
     """
 
+    _prepared: Prepared | None = None  # by the context manager `prepared` alone
+
     def __init__(
         self,
         in_features: int,
@@ -37,7 +39,6 @@ class TruncatedLinear(nn.Linear):
         check_k(k, in_features)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.k = k
-        self._prepared: Prepared | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(..., in_features)``; result: ``(..., out_features)``."""

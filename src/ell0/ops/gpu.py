@@ -1,7 +1,7 @@
 """The trimmed product on the GPU: launches the Triton kernels (`triton_kernels`).
 
 Without Triton `serves` is False and the operator takes the blocked torch path. Nothing here waits for the device, so
-all of it can be captured in a CUDA graph; nothing depends on the order in which the device does its work, so two runs give
+all of it can be captured in a CUDA graph; nothing depends on the order in which the device works, so two runs give
 the same bits.
 """
 
@@ -68,11 +68,13 @@ def forward(
     bound: Tensor,
     counts: tuple[tuple[int, int], ...],
     keep_cuts: bool,
+    kept: list[Lanes] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, 2 out + n)``; the last three
     empty unless keep_cuts.
 
-    counts: pairs of top and bottom. Two pairs share one selection where terms are counted.
+    counts: pairs of top and bottom. Two pairs share one selection where terms are counted.  kept: gets the samples as
+    they lie in the lanes, which the backward pass can use.
     ties: as `kernel.forward` puts them.  marks: how deep each row was walked; whether it has ties; whether each sample
     has.
     """
@@ -97,6 +99,8 @@ def forward(
         return x.new_empty(pairs, n, rows), cuts, ties, marks
     flags = cleared[len(cleared) - FLAGS :]
     lanes = Lanes.of(x, samples=True, asked=flags)
+    if kept is not None:
+        kept.append(lanes)
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
     out = dense.unsqueeze(0) if pairs == 1 else dense.repeat(pairs, 1, 1)
@@ -126,8 +130,12 @@ def backward(
     marks: Tensor,
     to_x: bool,
     to_weight: bool,
+    kept: list[Lanes] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty.
+
+    kept: what `forward` put there; else the samples are laid out again.
+    """
     _check_prepared(weight, order, bound)
     x, weight = x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
@@ -138,8 +146,7 @@ def backward(
     turned = grad.T.contiguous()
     width = _width(d)
     if to_weight:
-        flags = torch.zeros(FLAGS, dtype=torch.int32, device=x.device)
-        lanes = Lanes.of(x, samples=True, asked=flags)
+        lanes = kept[0] if kept else Lanes.of(x, samples=True, asked=marks.new_zeros(FLAGS))
         with _no_autocast(x):
             grad_weight = grad.T @ lanes.inner[:, :n].T
         pieces = -(-n // BLOCK)
@@ -150,7 +157,7 @@ def backward(
         )  # fmt: skip
         _launch(
             "weight_gradient", (rows,),
-            (turned, x, weight, order, bound, lanes.panel, flags, *lanes.leads, cuts, ties, marks, parts,
+            (turned, x, weight, order, bound, lanes.panel, lanes.asked, *lanes.leads, cuts, ties, marks, parts,
              grad_weight, n, rows, lanes.width, d, blocks_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", 1024), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
@@ -192,6 +199,7 @@ class Lanes:
     lead_count: Tensor
     lead_index: Tensor
     lead_value: Tensor
+    asked: Tensor
 
     @classmethod
     def of(cls, matrix: Tensor, samples: bool, asked: Tensor) -> Lanes:
@@ -200,17 +208,15 @@ class Lanes:
         padded = -(-rows // LANES) * LANES
         width = _width(d)
         together = max(1, (8192 if padded >= 4096 else 4096) // width)
-        counted = padded if samples else 0
-        listed = (LEADS, padded) if samples else (0, 0)
-        lanes = cls(
-            matrix.new_empty(padded // LANES, d, LANES),
-            matrix.new_empty(padded),
-            matrix.new_empty((d, padded) if samples else (0, 0)),
-            matrix.new_empty(counted, dtype=torch.int32),
-            matrix.new_empty(counted, dtype=torch.int32),
-            matrix.new_empty(listed, dtype=torch.int32),
-            matrix.new_empty(listed),
+        counted, listed, inside = (padded, LEADS * padded, d) if samples else (0, 0, 0)
+        # Two buffers: to allocate takes the host as long as to launch.
+        panel, inner, reach, value = matrix.new_empty(padded * (d + inside + 1) + listed).split(
+            (d * padded, inside * padded, padded, listed)
         )
+        votes, count, index = matrix.new_empty(2 * counted + listed, dtype=torch.int32).split(
+            (counted, counted, listed)
+        )
+        lanes = cls(panel, reach, inner.view(inside, padded), votes, count, index, value, asked)
         _launch(
             "pack", (-(-padded // together),),
             (matrix, asked, lanes.panel, lanes.reach, lanes.inner, lanes.votes, *lanes.leads, rows, padded, d),
@@ -388,25 +394,17 @@ def _launch(
     """Launches a kernel on the current stream of its tensors' device.
 
     Triton looks a kernel up by all of its arguments, which takes the host longer than a small layer takes the device.
-    So the look-up is done here, by what Triton compiles for: the constants, and whether pointers are divisible by 16.
+    So the look-up is done here, by what these kernels are compiled for: the constants.
     """
     if _interpreted():
         getattr(_kernels(), name)[grid](*arguments, **dict(constants), **options)
         return
     first = arguments[0]
     assert isinstance(first, Tensor)
-    plain, aligned = [], 1
-    for argument in arguments:
-        if isinstance(argument, int):
-            plain.append(argument)
-        else:
-            pointer = argument.data_ptr()
-            plain.append(pointer)
-            aligned = 2 * aligned + (pointer % 16 == 0)
     # The networks among the constants of the walk are long, and live as long as the cache they come from.
     kind = id(constants) if name == "walk" else constants
     device = first.device.index
-    key = (name, device, kind, options["num_warps"], options.get("maxnreg"), aligned)
+    key = (name, device, kind, options["num_warps"], options.get("maxnreg"))
     found = _compiled.get(key)
     with nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
         if found is None:
@@ -416,4 +414,5 @@ def _launch(
         else:
             sizes = (*grid, 1, 1)[:3]
             stream = torch._C._cuda_getCurrentRawStream(device)
+            plain = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
             found.run(*sizes, stream, found.function, found.metadata, None, None, None, *plain, *found.constants)

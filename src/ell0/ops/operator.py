@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,11 +88,15 @@ def _forward(
     bound: Tensor,
     counts: Sequence[int],
     keep_cuts: bool,
+    kept: list[Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """counts: top and bottom of each pair in turn. The results of each pair, one behind the other."""
+    """counts: top and bottom of each pair in turn. The results of each pair, one behind the other.
+
+    kept: may get what the backward pass can use.
+    """
     pairs = tuple(zip(counts[::2], counts[1::2], strict=True))
     if order.numel() and order.is_cuda:
-        return gpu.forward(x, weight, bias, order, bound, pairs, keep_cuts)
+        return gpu.forward(x, weight, bias, order, bound, pairs, keep_cuts, kept)
     found: list[tuple[Tensor, ...]] = []
     for top, bottom in pairs:
         if order.numel():
@@ -106,7 +111,18 @@ def _forward(
     return out, cuts, ties, walked
 
 
-_trimmed_linear = torch.library.custom_op("ell0::trimmed_linear", _forward, mutates_args=())
+@torch.library.custom_op("ell0::trimmed_linear", mutates_args=())
+def _trimmed_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    ranked: Tensor,
+    bound: Tensor,
+    counts: Sequence[int],
+    keep_cuts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(x, weight, bias, order, ranked, bound, counts, keep_cuts)
 
 
 @_trimmed_linear.register_fake
@@ -144,11 +160,12 @@ def _backward(
     walked: Tensor,
     to_x: bool,
     to_weight: bool,
+    kept: list[Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     grads: list[tuple[Tensor, Tensor]] = []
     for g, cut, tie, walk in zip(grad, cuts, ties, walked, strict=True):
         if order.numel() and order.is_cuda:
-            grads.append(gpu.backward(g, x, weight, order, bound, cut, tie, walk, to_x, to_weight))
+            grads.append(gpu.backward(g, x, weight, order, bound, cut, tie, walk, to_x, to_weight, kept))
         elif order.numel():
             grads.append(kernel.backward(g, x, weight, order, cut, tie, walk, to_x, to_weight))
         else:
@@ -159,7 +176,20 @@ def _backward(
     return grad_x, grad_weight
 
 
-_trimmed_linear_backward = torch.library.custom_op("ell0::trimmed_linear_backward", _backward, mutates_args=())
+@torch.library.custom_op("ell0::trimmed_linear_backward", mutates_args=())
+def _trimmed_linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    order: Tensor,
+    bound: Tensor,
+    cuts: Tensor,
+    ties: Tensor,
+    walked: Tensor,
+    to_x: bool,
+    to_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad, x, weight, order, bound, cuts, ties, walked, to_x, to_weight)
 
 
 @_trimmed_linear_backward.register_fake
@@ -216,14 +246,16 @@ class _Trimmed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        output = _forward(*inputs)
+        ctx.kept = []
+        x, weight, bias, order, ranked, bound, counts, keep_cuts = inputs
+        output = _forward(x, weight, bias, order, ranked, bound, counts, keep_cuts, ctx.kept)
         _save(ctx, inputs, output)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, grad, backward=_backward)
+        return _differentiate(ctx, grad, backward=partial(_backward, kept=ctx.kept))
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
@@ -233,7 +265,7 @@ def _is_plain(*tensors: Tensor | None) -> bool:
         and not torch._C._is_tracing()
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(t) in (Tensor, nn.Parameter, type(None)) for t in tensors)
+        and all(t is None or (type(t) in (Tensor, nn.Parameter) and not t.is_meta) for t in tensors)
     )
 
 

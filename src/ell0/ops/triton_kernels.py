@@ -12,6 +12,10 @@ short cut is unsound (ties that matter, cancellation, infinities), `_by_definiti
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import smid
@@ -21,17 +25,20 @@ CHUNK = tl.constexpr(16)  # terms a network takes at a time
 LARGEST = tl.constexpr(3.4028234663852886e38)
 INFINITE = tl.constexpr(0x7F800000)  # its bits; a NaN's are above
 
-# Sizes that kernels are not compiled for: a batch that shrinks from query to query costs no compilation.
-SIZES = (
-    "rows", "width", "d", "blocks", "walkers", "lanes", "parts", "units", "sms", "samples", "share_size", "top",
-    "bottom", "top2", "bottom2", "block", "count_parts",
-)  # fmt: skip
+
+def kernel(function: Callable[..., None]) -> Any:
+    """A kernel that is compiled for its constants alone: a batch that shrinks from query to query, or lies somewhere
+    else, costs no compilation, and no look-up by the values of the arguments.
+    """
+    names = [name for name, kind in inspect.get_annotations(function).items() if "constexpr" in str(kind)]
+    others = [name for name in inspect.signature(function).parameters if name not in names]
+    return triton.jit(function, do_not_specialize=others, do_not_specialize_on_alignment=others)
 
 
 # --- what is learnt of a matrix ---------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def order_rows(matrix, votes, asked, order, bound, d, blocks, WIDTH: tl.constexpr, VOTED: tl.constexpr):
     """Orders a row by falling magnitude, up to the last bits of the mantissa, where the index sits while sorting.
 
@@ -62,7 +69,7 @@ def order_rows(matrix, votes, asked, order, bound, d, blocks, WIDTH: tl.constexp
         tl.store(bound + row * blocks + place // CHUNK, reach, mask=inside & (place % CHUNK == 0))
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def pack(
     matrix, asked, panel, reach, inner, votes, lead_count, lead_index, lead_value, rows, width, d,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr, LEADS: tl.constexpr,
@@ -70,8 +77,8 @@ def pack(
     """Turns a matrix over, ``panel (width / 32, d, 32)``, so that its rows lie in the lanes; zeros fill the last ones.
 
     reach: the largest magnitude in the panel, NaN if the row has a NaN. Of SAMPLES the outlying coordinates become
-    zeros there and in ``inner (d, width)``, and are listed; a vote says that few coordinates are large. Other matrices are
-    packed only if somebody asked. asked: that flag; whether some coordinate is outlying; whether a sample is undefined.
+    zeros there and in ``inner (d, width)``, and are listed; a vote says that few coordinates are large. Other matrices
+    are packed only if somebody asked. asked: that flag; whether a coordinate is outlying, a sample undefined.
     """
     if not SAMPLES:
         if tl.load(asked) == 0:
@@ -635,7 +642,7 @@ def _pair(
             tl.atomic_max(marks + lane, d, mask=here)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def walk(
     order, bound, walkers_raw, panel, reach, lanes_raw, votes, lead_count, lead_index, lead_value, bias,
     out, cuts, ties, marks, tickets, asked, walkers, lanes, width, d, blocks, parts, units, sms, share_size,
@@ -764,7 +771,7 @@ def _tally(terms, upper, lower, removed, size, seen, least, greatest):
     return removed, size, seen, least, greatest
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def select(
     order, bound, weight, panel, reach, x, lead_count, lead_index, lead_value, bias,
     out, cuts, ties, marks, tickets, rows, samples, width, d, blocks, parts, units, sms,
@@ -1014,7 +1021,7 @@ def _tied_stay(terms, inside, upper, lower, ties, ties2):
     return (at_upper | at_lower) & ~gone & ~gone2
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def weight_parts(
     grad, order, panel, cuts, marks, parts, samples, rows, d, block, BATCH: tl.constexpr, PLACES: tl.constexpr
 ):
@@ -1048,7 +1055,7 @@ def weight_parts(
         tl.store(parts + (part * rows + row) * d + place, tl.sum(total, 1), mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def weight_gradient(
     grad, x, weight, order, bound, panel, asked, lead_count, lead_index, lead_value, cuts, ties, marks, parts, out,
     samples, rows, width, d, blocks, count_parts, WIDTH: tl.constexpr, BATCH: tl.constexpr, LEADS: tl.constexpr,
@@ -1141,7 +1148,7 @@ def weight_gradient(
         tl.store(out + column, tl.full((WIDTH,), float("nan"), tl.float32), mask=column < d)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def input_gradient(
     grad, x, weight, bound, cuts, out, samples, rows, d, blocks, SIZE: tl.constexpr, BATCH: tl.constexpr
 ):
@@ -1171,7 +1178,7 @@ def input_gradient(
     tl.store(out + lane[None, :] * d + column[:, None], total, mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@kernel
 def input_ties(grad, x, weight, cuts, ties, marks, out, samples, rows, d, WIDTH: tl.constexpr):
     """Adds to `input_gradient` the terms of one sample that are tied with a cut and stay."""
     sample = tl.program_id(0)
