@@ -59,7 +59,7 @@ def huge(n: int, rows: int, d: int, g: Generator) -> Inputs:
     for row in x:
         row[torch.randperm(d, generator=g)[:3]] = 1e8 * torch.randn(3, generator=g)
     x[0, 0], x[0, 1], x[1, 2] = INF, -INF, 0.0
-    weight[0, 0], weight[1, 2], weight[-1, 3] = 0.0, INF, -INF
+    weight[0, 0], weight[-1, 2], weight[0, 3] = 0.0, INF, -INF
     if d > 80:
         x[2, : d // 2] = INF
         x[2, d // 2 : d - 4] = -INF
@@ -68,7 +68,7 @@ def huge(n: int, rows: int, d: int, g: Generator) -> Inputs:
 
 def undefined(n: int, rows: int, d: int, g: Generator) -> Inputs:
     x, weight, bias = ordinary(n, rows, d, g)
-    x[0, 3], weight[1, 2] = NAN, NAN
+    x[0, 3], weight[-1, 2] = NAN, NAN
     return x, weight, bias
 
 
@@ -79,9 +79,17 @@ def few_stay(n: int, rows: int, d: int, g: Generator) -> Inputs:
     return x, weight, bias
 
 
-KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay)
+def one_sided(n: int, rows: int, d: int, g: Generator) -> Inputs:
+    """No term of most samples is positive, and their neighbour has an outlying one."""
+    x, weight, bias = ordinary(n, rows, d, g)
+    x = -x.abs()
+    x[-1, 0] = 1000.0
+    return x, weight.abs(), bias
+
+
+KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay, one_sided)
 # n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
-SHAPES = ((3, 4, 20, 5, 4), (33, 2, 70, 10, 10), (3, 3, 90, 0, 4), (3, 2, 96, 20, 18), (3, 2, 160, 50, 40))
+SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16), (3, 1, 140, 45, 45))
 
 
 def close(name: str, got: Tensor, want: Tensor, scale: Tensor) -> None:
@@ -123,17 +131,17 @@ def check_kind(make: Callable[..., Inputs]) -> None:
         compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
-        compare(*make(33, 3, 72, Generator().manual_seed(9)), ((4, 3),))
+        compare(*make(33, 2, 40, Generator().manual_seed(9)), ((4, 3),))
 
 
 def check_pairs() -> None:
-    for counts in (((3, 2), (2, 3), (4, 0)), ((20, 12), (12, 20), (17, 17))):
-        x, weight, _ = attacked(5, 4, 100, Generator().manual_seed(0))
+    for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
+        x, weight, _ = attacked(3, 2, 60, Generator().manual_seed(0))
         compare(x, weight, None, counts)
 
 
 def check_two_runs_give_the_same_bits() -> None:
-    x, weight, bias = (t.to(DEVICE) for t in attacked(40, 7, 80, Generator().manual_seed(0)))
+    x, weight, bias = (t.to(DEVICE) for t in attacked(33, 4, 48, Generator().manual_seed(0)))
     runs = []
     for _ in range(2):
         prepared = gpu.prepare(weight)

@@ -1,5 +1,6 @@
 """The layers: what they compute, what they learn through, and that they stand in for their plain twins."""
 
+import copy
 import math
 from typing import Any
 
@@ -233,6 +234,8 @@ def test_prepared_weights_serve_every_call_inside() -> None:
             layers = [layer for layer in model if isinstance(layer, TruncatedLinear)]
             assert [layer._prepared is not None for layer in layers] == [True, True, False]
             torch.testing.assert_close(model(x), expected)
+            copied = copy.deepcopy(model)
+            torch.testing.assert_close(copied(x), expected)
             layers[0].weight.mul_(2)
             with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
                 model(x)

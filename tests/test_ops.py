@@ -458,7 +458,7 @@ def test_huge_coordinates_do_not_lengthen_the_walk(k: int) -> None:
     for backend in kernel.builds():
         with using(backend):
             prepared = torch.ops.ell0.prepare(weight)
-            walked = [torch.ops.ell0.trimmed_linear(t, weight, None, *prepared, k, k, True)[3] for t in (x, huge)]
+            walked = [torch.ops.ell0.trimmed_linear(t, weight, None, *prepared, [k, k], True)[3] for t in (x, huge)]
         assert walked[0].max() < 500
         assert walked[1].max() < 600
 

@@ -67,7 +67,10 @@ def test_a_second_derivative_is_refused(backend: str) -> None:
     loss = trimmed_linear(x, weight, bias, top=2, bottom=1).square().sum()
     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
     assert slope.requires_grad, backend
-    with pytest.raises(RuntimeError, match="differentiate twice"):
+    with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
+        slope.square().sum().backward()
+    (slope,) = torch.autograd.grad(trimmed_linear(x, weight, top=2, bottom=1).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
         slope.square().sum().backward()
 
 
@@ -131,6 +134,28 @@ def test_what_nobody_watches_goes_past_the_dispatcher(backend: str, monkeypatch:
         assert not operator._is_plain(*inputs)
     assert operator._is_plain(*inputs, None)
     assert not operator._is_plain(inputs[0].detach().to("meta"))
+
+
+def test_what_follows_may_write_into_the_output(backend: str) -> None:
+    inputs = leaves(5, 3, 40)
+    for x in (inputs[0], inputs[0].view(5, 1, 40)):
+        out, other = (trimmed_linear(x, *inputs[1:], top=3, bottom=2) for _ in range(2))
+        written = out.relu_()
+        torch.testing.assert_close(written, other.relu())
+        found, wanted = (torch.autograd.grad(o.square().sum(), inputs) for o in (written, other.relu()))
+        torch.testing.assert_close(found, wanted)
+    assert backend == kernel.build()
+
+
+def test_gradients_come_in_batches(backend: str) -> None:
+    x, weight, bias = leaves(3, 2, 20)
+
+    def product(x: Tensor) -> Tensor:
+        return trimmed_linear(x, weight, bias, top=2, bottom=1)
+
+    one, many = (torch.autograd.functional.jacobian(product, x, vectorize=batched) for batched in (False, True))
+    torch.testing.assert_close(one, many)
+    assert backend == kernel.build()
 
 
 def test_a_bias_alone_may_learn(backend: str) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -46,6 +47,10 @@ class TruncatedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has other weights.
+        return {name: value for name, value in self.__dict__.items() if name != "_prepared"}
 
 
 @contextmanager

@@ -103,7 +103,8 @@ def forward(
         kept.append(lanes)
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
-    out = dense.unsqueeze(0) if pairs == 1 else dense.repeat(pairs, 1, 1)
+    # Not a view: a layer behind this one may write into its output.
+    out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
     listed = d >= 32 and max(max(pair) for pair in counts) <= LISTED
     together = 1 if listed else 2
     for p in range(0, pairs, together):

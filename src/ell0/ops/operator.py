@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from . import blocked, gpu, kernel
@@ -105,7 +104,8 @@ def _forward(
             out, cuts, ties = blocked.forward(x, weight, bias, top, bottom, keep_cuts)
             found.append((out, cuts, ties, ties.new_empty(0)))
     if len(found) == 1:
-        out, cuts, ties, walked = (t.unsqueeze(0) for t in found[0])
+        # Not views: a layer behind this one may write into its output.
+        out, cuts, ties, walked = (torch.ops.aten._unsafe_view(t, (1, *t.shape)) for t in found[0])
     else:
         out, cuts, ties, walked = (torch.stack(each) for each in zip(*found, strict=True))
     return out, cuts, ties, walked
@@ -234,7 +234,7 @@ def _differentiate(
         grad_x, grad_weight = (backward or torch.ops.ell0.trimmed_linear_backward)(
             grad, x, weight, order, bound, cuts, ties, walked, to_x, to_weight
         )
-    grad_bias = grad.flatten(0, 1).sum(0) if to_bias else None
+    grad_bias = grad.sum((0, 1)) if to_bias else None
     return (grad_x if to_x else None, grad_weight if to_weight else None, grad_bias, *[None] * 5)
 
 
@@ -246,16 +246,23 @@ class _Trimmed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        ctx.kept = []
+        ctx.kept = [] if ctx.needs_input_grad[1] else None
         x, weight, bias, order, ranked, bound, counts, keep_cuts = inputs
         output = _forward(x, weight, bias, order, ranked, bound, counts, keep_cuts, ctx.kept)
         _save(ctx, inputs, output)
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, grad, backward=partial(_backward, kept=ctx.kept))
+        # Whoever wants to differentiate again meets the registered operator, which refuses.
+        plain = not torch.is_grad_enabled() and _is_plain(grad)
+        grads = _differentiate(ctx, grad, backward=partial(_backward, kept=ctx.kept) if plain else None)
+        if ctx.kept:
+            ctx.kept.clear()  # a second backward pass makes it anew
+        return grads
+
+
+PLAIN = (Tensor, nn.Parameter)
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
@@ -265,7 +272,7 @@ def _is_plain(*tensors: Tensor | None) -> bool:
         and not torch._C._is_tracing()
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(t is None or (type(t) in (Tensor, nn.Parameter) and not t.is_meta) for t in tensors)
+        and all(t is None or (type(t) in PLAIN and torch._C._has_storage(t) and not t.is_meta) for t in tensors)
     )
 
 

@@ -567,15 +567,15 @@ def _pair(
     while (tl.max((defined & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0) & (j < d):
         seen += _size(_places(places, panel, j, d, 0.0, STEP, EXACT), STEP)
         j += STEP
-    # A zero in the panel may stand for an outlying term: it must lie between the cuts.
+    # Zeros stand for outlying terms in the panel, and for those that other lanes have: they must lie between the cuts.
     odd = (count > 16) | ~(cap <= LARGEST) | (upper == lower)
     if (UP == 0) | (DOWN == 0):
         # An infinite term that stays is tied with a cut at infinity.
         odd = odd | ((count > 0) & ~(tl.abs(added) <= LARGEST))
     if UP > 0:
-        odd = odd | ((count > 0) & ~(upper > 0))
+        odd = odd | ((most > 0) & ~(upper > 0))
     if DOWN > 0:
-        odd = odd | ((count > 0) & ~(lower < 0))
+        odd = odd | ((most > 0) & ~(lower < 0))
     unsound = ~(size <= 5 * (seen - size)) | ~(tl.abs(value) <= LARGEST)
     odd = (odd | (unsound & (count > 0))) & defined
     value += added - removed
