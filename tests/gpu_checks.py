@@ -142,12 +142,13 @@ def check_pairs() -> None:
 
 def check_two_runs_give_the_same_bits() -> None:
     x, weight, bias = (t.to(DEVICE) for t in attacked(33, 4, 48, Generator().manual_seed(0)))
-    runs = []
-    for _ in range(2):
-        prepared = gpu.prepare(weight)
-        out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, ((5, 5),), True)
-        runs.append((out, *gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)))
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    for counts in (((5, 5),), ((17, 16),)):
+        runs = []
+        for _ in range(2):
+            prepared = gpu.prepare(weight)
+            out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, counts, True)
+            runs.append((out, *gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)))
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def check_a_batch_can_be_too_large() -> None:

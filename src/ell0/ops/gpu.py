@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import networks
+from .kernel import bounds_per_row
 
 LISTED = 15  # the longest list of the walk; more removed terms than this are counted
 LEADS = 64  # outlying coordinates of a sample that are listed
@@ -48,11 +49,6 @@ def serves(weight: Tensor) -> bool:
 def fits(weight: Tensor) -> bool:
     """Whether the shape is one that the kernels take."""
     return 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
-
-
-def blocks_per_row(d: int) -> int:
-    """Length of a row of `Prepared.bound`."""
-    return -(-d // 16)
 
 
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,14 +155,14 @@ def backward(
         _launch(
             "weight_gradient", (rows,),
             (turned, x, weight, order, bound, lanes.panel, lanes.asked, *lanes.leads, cuts, ties, marks, parts,
-             grad_weight, n, rows, lanes.width, d, blocks_per_row(d), pieces),
+             grad_weight, n, rows, lanes.width, d, bounds_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", 1024), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
     if to_x:
         size, batch = 32, 32
         _launch(
             "input_gradient", (-(-n // batch), -(-d // size)),
-            (turned, x, weight, bound, cuts, grad_x, n, rows, d, blocks_per_row(d)),
+            (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
             (("SIZE", size), ("BATCH", batch)), {"num_warps": 2},
         )  # fmt: skip
         arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
@@ -238,7 +234,7 @@ class Lanes:
 def _walk(work: Work, lanes: Lanes, top: int, bottom: int) -> None:
     x, weight = work.x, work.weight
     (n, d), rows = x.shape, weight.shape[0]
-    blocks = blocks_per_row(d)
+    blocks = bounds_per_row(d)
     sms = _multiprocessors(x.device)
     ask = n * rows >= ASKED
     tickets = work.tickets.chunk(2)
@@ -291,7 +287,7 @@ def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> No
     _launch(
         "select", (sms * _programs(SELECTORS, x.device),),
         (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
-         rows, n, lanes.width, d, blocks_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
+         rows, n, lanes.width, d, bounds_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
         (("PAIRS", len(counts)), ("KEEP", work.keep_cuts), ("HAS_BIAS", work.has_bias), ("SHORT", d < 32),
          ("WHOLE", held * tile <= d), ("TILE", tile), ("HELD", held), ("PASSES", 16), ("GPU", not _interpreted())),
         SELECT,
@@ -302,12 +298,12 @@ def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tupl
     """The order and bound of each row; with votes only of those that are wanted."""
     rows, d = matrix.shape
     order = torch.empty(rows, d, dtype=torch.int64, device=matrix.device)
-    bound = matrix.new_empty(rows, blocks_per_row(d))
+    bound = matrix.new_empty(rows, bounds_per_row(d))
     width = _width(d)
     _launch(
         "order_rows", (rows,),
         (matrix, order if votes is None else votes, order if asked is None else asked, order, bound, d,
-         blocks_per_row(d)),
+         bounds_per_row(d)),
         (("WIDTH", width), ("VOTED", votes is not None)), {"num_warps": max(1, width // 2048)},
     )  # fmt: skip
     return order, bound
@@ -348,7 +344,7 @@ def _programs(many: int, device: torch.device) -> int:
 def _check_prepared(weight: Tensor, order: Tensor, bound: Tensor) -> None:
     """Raises where the arrays of another weight would be read beyond their ends."""
     rows, d = weight.shape
-    wanted = (("order", order, torch.int64, (rows, d)), ("bound", bound, weight.dtype, (rows, blocks_per_row(d))))
+    wanted = (("order", order, torch.int64, (rows, d)), ("bound", bound, weight.dtype, (rows, bounds_per_row(d))))
     for name, tensor, dtype, shape in wanted:
         if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(

@@ -784,7 +784,7 @@ def select(
     HELD tiles of terms stay in registers while two pivots close in on the cuts; further ones are made anew each time.
     SHORT: there are few terms, and each pair goes by the definition.
     """
-    SHARE: tl.constexpr = 4
+    SHARE: tl.constexpr = 8
     per_part = (rows + parts - 1) // parts
     shares = (per_part + SHARE - 1) // SHARE
     unit = _first_unit(sms, GPU)
@@ -795,10 +795,11 @@ def select(
         far = tl.load(reach + lane)
         count = tl.load(lead_count + lane)
         mine = panel + tile * d * LANES + tl.arange(0, LANES)
-        guess = tl.full((LANES,), 0.0, tl.float32)
-        guess2 = guess
         share = tl.atomic_add(tickets + unit, 1)
         while share < shares:
+            # Guesses go from row to row of one share, never further: who did what before must not matter.
+            guess = tl.full((LANES,), 0.0, tl.float32)
+            guess2 = guess
             begin = first + share * SHARE
             for row in range(begin, tl.minimum(tl.minimum(begin + SHARE, first + per_part), rows)):
                 guess, guess2 = _counted(
