@@ -26,11 +26,13 @@ LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
 FLAGS = 3  # what `triton_kernels.pack` notes
+TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
-SELECTORS, SELECT = 3, {"num_warps": 4, "maxnreg": 168}
+SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
+CANDIDATES = 32  # as in `triton_kernels`
 
 _MOST = (1 << 31) - 1
 
@@ -149,14 +151,14 @@ def backward(
         pieces = -(-n // BLOCK)
         parts = x.new_empty(pieces, rows, d)
         _launch(
-            "weight_parts", (rows * pieces,), (turned, order, lanes.panel, cuts, marks, parts, n, rows, d, BLOCK),
-            (("BATCH", 32), ("PLACES", 64)), {"num_warps": 4},
+            "weight_parts", (rows * pieces,), (turned, order, lanes.panel, cuts, marks, parts, n, rows, d),
+            (("BLOCK", BLOCK), ("BATCH", 32), ("PLACES", 64)), {"num_warps": 4},
         )  # fmt: skip
         _launch(
             "weight_gradient", (rows,),
             (turned, x, weight, order, bound, lanes.panel, lanes.asked, *lanes.leads, cuts, ties, marks, parts,
-             grad_weight, n, rows, lanes.width, d, bounds_per_row(d), pieces),
-            (("WIDTH", width), ("BATCH", 1024), ("LEADS", LEADS)), {"num_warps": 4},
+             marks.new_empty(rows * TIED), grad_weight, n, rows, lanes.width, d, bounds_per_row(d), pieces),
+            (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
     if to_x:
         size, batch = 32, 32
@@ -278,19 +280,25 @@ def _walk_constants(
 def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> None:
     x, weight = work.x, work.weight
     (n, d), rows = x.shape, weight.shape[0]
-    tile = 128
-    most = max(top + bottom for top, bottom in counts)
-    held = max(1, min(3, -(-d // tile), -(-(most * 3 // 2) // tile)))
     sms = _multiprocessors(x.device)
+    programs = sms * _programs(SELECTORS, x.device)
     parts, units = _units(n, sms)
     pairs = counts if len(counts) == 2 else (*counts, (0, 0))
+    scratch = x.new_empty(programs * 2 * CANDIDATES * LANES)
     _launch(
-        "select", (sms * _programs(SELECTORS, x.device),),
+        "select", (programs,),
         (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
-         rows, n, lanes.width, d, bounds_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
-        (("PAIRS", len(counts)), ("KEEP", work.keep_cuts), ("HAS_BIAS", work.has_bias), ("SHORT", d < 32),
-         ("WHOLE", held * tile <= d), ("TILE", tile), ("HELD", held), ("PASSES", 16), ("GPU", not _interpreted())),
-        SELECT,
+         scratch, rows, n, lanes.width, d, bounds_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
+        _select_constants(len(counts), work.keep_cuts, work.has_bias, d), SELECT,
+    )  # fmt: skip
+
+
+@functools.cache
+def _select_constants(pairs: int, keep_cuts: bool, has_bias: bool, d: int) -> tuple[tuple[str, Any], ...]:
+    merge, places = networks.merge(16)
+    return (
+        ("PAIRS", pairs), ("KEEP", keep_cuts), ("HAS_BIAS", has_bias), ("SHORT", d < 32), ("EXACT", d % 16 == 0),
+        ("PASSES", 12), ("SORT", networks.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
 
 
@@ -391,17 +399,20 @@ def _launch(
     """Launches a kernel on the current stream of its tensors' device.
 
     Triton looks a kernel up by all of its arguments, which takes the host longer than a small layer takes the device.
-    So the look-up is done here, by what these kernels are compiled for: the constants.
+    So the look-up is done here, by what these kernels are compiled for: the constants, and how some arguments are
+    aligned.
     """
     if _interpreted():
         getattr(_kernels(), name)[grid](*arguments, **dict(constants), **options)
         return
     first = arguments[0]
     assert isinstance(first, Tensor)
-    # The networks among the constants of the walk are long, and live as long as the cache they come from.
-    kind = id(constants) if name == "walk" else constants
+    # Constants with networks among them are long, and live as long as the cache they come from.
+    kind = id(constants) if name in ("walk", "select") else constants
     device = first.device.index
-    key = (name, device, kind, options["num_warps"], options.get("maxnreg"))
+    plain = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
+    aligned = tuple((plain[i] % 16 == 0, plain[i] == 1) for i in _kernels().ALIGNED[name])
+    key = (name, device, kind, aligned, options["num_warps"], options.get("maxnreg"))
     found = _compiled.get(key)
     with nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
         if found is None:
@@ -411,5 +422,4 @@ def _launch(
         else:
             sizes = (*grid, 1, 1)[:3]
             stream = torch._C._cuda_getCurrentRawStream(device)
-            plain = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
             found.run(*sizes, stream, found.function, found.metadata, None, None, None, *plain, *found.constants)

@@ -26,19 +26,29 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 INFINITE = tl.constexpr(0x7F800000)  # its bits; a NaN's are above
 
 
-def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is compiled for its constants alone: a batch that shrinks from query to query, or lies somewhere
-    else, costs no compilation, and no look-up by the values of the arguments.
+ALIGNED: dict[str, tuple[int, ...]] = {}
+"""Arguments, by place, that a kernel is compiled for: whether they are divisible by 16, or equal to 1."""
+
+
+def kernel(*aligned: str) -> Callable[[Callable[..., None]], Any]:
+    """A kernel that is compiled for its constants and for how these arguments are aligned, nothing else: a batch that
+    shrinks from query to query costs no compilation, and no look-up by the values of the arguments.
     """
-    names = [name for name, kind in inspect.get_annotations(function).items() if "constexpr" in str(kind)]
-    others = [name for name in inspect.signature(function).parameters if name not in names]
-    return triton.jit(function, do_not_specialize=others, do_not_specialize_on_alignment=others)
+
+    def compiled(function: Callable[..., None]) -> Any:
+        names = [name for name, kind in inspect.get_annotations(function).items() if "constexpr" in str(kind)]
+        arguments = [name for name in inspect.signature(function).parameters if name not in names]
+        others = [name for name in arguments if name not in aligned]
+        ALIGNED[function.__name__] = tuple(arguments.index(name) for name in aligned)
+        return triton.jit(function, do_not_specialize=others, do_not_specialize_on_alignment=others)
+
+    return compiled
 
 
 # --- what is learnt of a matrix ---------------------------------------------------------------------------------------
 
 
-@kernel
+@kernel()
 def order_rows(matrix, votes, asked, order, bound, d, blocks, WIDTH: tl.constexpr, VOTED: tl.constexpr):
     """Orders a row by falling magnitude, up to the last bits of the mantissa, where the index sits while sorting.
 
@@ -69,7 +79,7 @@ def order_rows(matrix, votes, asked, order, bound, d, blocks, WIDTH: tl.constexp
         tl.store(bound + row * blocks + place // CHUNK, reach, mask=inside & (place % CHUNK == 0))
 
 
-@kernel
+@kernel("matrix", "panel", "inner", "d", "width")
 def pack(
     matrix, asked, panel, reach, inner, votes, lead_count, lead_index, lead_value, rows, width, d,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr, LEADS: tl.constexpr,
@@ -642,7 +652,7 @@ def _pair(
             tl.atomic_max(marks + lane, d, mask=here)
 
 
-@kernel
+@kernel()
 def walk(
     order, bound, walkers_raw, panel, reach, lanes_raw, votes, lead_count, lead_index, lead_value, bias,
     out, cuts, ties, marks, tickets, asked, walkers, lanes, width, d, blocks, parts, units, sms, share_size,
@@ -710,81 +720,143 @@ def walk(
 
 # --- many removed terms, or few terms at all --------------------------------------------------------------------------
 
-
-@triton.jit
-def _ordered(order, panel, j, d, TILE: tl.constexpr, WHOLE: tl.constexpr):
-    """The terms of TILE places of the order ``(TILE, lanes)``; NaN, which is never counted, after its end."""
-    i = j + tl.arange(0, TILE)
-    if WHOLE:
-        both = tl.load(order + i)
-        return _weight_of(both)[:, None] * _coordinate(panel[None, :], both[:, None])
-    inside = i < d
-    both = tl.load(order + i, mask=inside, other=0)
-    terms = _weight_of(both)[:, None] * _coordinate(panel[None, :], both[:, None])
-    return tl.where(inside[:, None], terms, float("nan"))
+CANDIDATES = tl.constexpr(32)  # terms around a cut that are told apart by sorting
+AROUND = tl.constexpr(12.0)  # terms to either side of where a cut should be: less than half as many
+TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
-def _leading(walker, lead_index, lead_value, width, count):
-    """Sixteen outlying terms of each lane ``(16, lanes)``; NaN, which is never counted, for those missing."""
-    q = tl.arange(0, 16)
-    there = q[:, None] < count[None, :]
-    i = tl.load(lead_index[None, :] + q[:, None] * width, mask=there, other=0)
-    x = tl.load(lead_value[None, :] + q[:, None] * width, mask=there, other=0.0)
+def _lead(walker, lead_index, lead_value, r, width, count):
+    """One outlying term of each lane; NaN, which is never counted, where there are fewer."""
+    there = r < count
+    i = tl.load(lead_index + r * width, mask=there, other=0)
+    x = tl.load(lead_value + r * width, mask=there, other=0.0)
     return tl.where(there, _product(tl.load(walker + i), x), float("nan"))
 
 
 @triton.jit
-def _over(terms, cut):
-    return (terms > cut[None, :]).to(tl.float32)
+def _count(v, near, far, above_near, above_far, UP: tl.constexpr):
+    """Adds how many terms lie beyond each of two pivots; downwards the pivots are negated."""
+    for r in tl.static_range(len(v)):
+        if UP:
+            above_near = tl.where(v[r] > near, above_near + 1.0, above_near)
+            above_far = tl.where(v[r] > far, above_far + 1.0, above_far)
+        else:
+            above_near = tl.where(v[r] < -near, above_near + 1.0, above_near)
+            above_far = tl.where(v[r] < -far, above_far + 1.0, above_far)
+    return above_near, above_far
 
 
 @triton.jit
-def _under(terms, cut):
-    return (terms < cut[None, :]).to(tl.float32)
+def _closer(a, b, above_a, above_b, pivot, above, k):
+    """Moves the end of (a, b] to a pivot inside of it: k terms or more lie above a, fewer above b."""
+    raised = (above >= k) & (pivot > a)
+    lowered = (above < k) & (pivot < b)
+    a = tl.where(raised, pivot, a)
+    above_a = tl.where(raised, above, above_a)
+    b = tl.where(lowered, pivot, b)
+    above_b = tl.where(lowered, above, above_b)
+    return a, b, above_a, above_b
 
 
 @triton.jit
-def _aim(a, b, above_a, above_b, pivot, above, k, step):
-    """Where about k terms lie above: between a and b, above which `above_a` and `above_b` do (-1: not known)."""
-    both = (above_a >= 0) & (above_b >= 0)
-    inside = a + (b - a) * ((above_a - k) / tl.maximum(above_a - above_b, 1.0))
-    # With one end known go a little too far, so that the other end is.
-    outside = pivot + tl.abs(pivot) * 0.7 * (above - k) / k
-    guess = tl.where(both, inside, outside)
-    middle = 0.5 * a + 0.5 * b
-    guess = tl.where((step % 8 == 7) & both, middle, guess)
-    return tl.where((guess > a) & (guess < b), guess, middle)
+def _aim(a, b, above_a, above_b, gap, k, step):
+    """Two pivots around where k terms should lie above, and the distance of terms there."""
+    wide = above_a - above_b
+    closed = a > -LARGEST
+    gap = tl.where(closed, (b - a) / tl.maximum(wide, 1.0), gap)
+    middle = tl.where(closed, a + gap * (above_a - k + 0.5), b - gap * (k - above_b - 0.5))
+    # While one end is open, further and further.
+    reach = tl.maximum(0.5 * (k - above_b), AROUND) * (1 << (step - 1)).to(tl.float32)
+    spread = tl.where(closed, AROUND, reach) * gap
+    near = middle - spread
+    far = middle + spread
+    # Where the distances mislead, thirds.
+    third = (b - a) * (1 / 3)
+    astray = closed & (~((middle > a) & (middle < b)) | (step % 4 == 3))
+    near = tl.where(astray, a + third, near)
+    far = tl.where(astray, b - third, far)
+    # Many terms may be zeros.
+    zeros = (step == 1) & (a < -TINY) & (b > 0)
+    return tl.where(zeros, -TINY, near), tl.where(zeros, 0.0, far), gap
 
 
 @triton.jit
-def _tally(terms, upper, lower, removed, size, seen, least, greatest):
-    """Adds a tile to the sums; the nearest terms beyond `upper` and `lower`."""
-    over = terms > upper[None, :]
-    under = terms < lower[None, :]
-    gone = tl.where(over | under, terms, 0.0)
-    removed += tl.sum(gone, 0)
-    size += tl.sum(tl.abs(gone), 0)
-    seen += tl.sum(tl.where(terms == terms, tl.abs(terms), 0.0), 0)
-    least = tl.minimum(least, tl.min(tl.where(over, terms, float("inf")), 0))
-    greatest = tl.maximum(greatest, tl.max(tl.where(under, terms, float("-inf")), 0))
-    return removed, size, seen, least, greatest
+def _collect(v, a, b, found, listed, removed, UP: tl.constexpr):
+    """Lists the terms in (a, b], a line of lanes for each; adds up those above b."""
+    for r in tl.static_range(len(v)):
+        q = v[r] if UP else -v[r]
+        gone = q > b
+        between = (q > a) & ~gone
+        removed = tl.where(gone, removed + v[r], removed)
+        tl.store(found + listed, q, mask=between)
+        listed = tl.where(between, listed + LANES, listed)
+    return listed, removed
 
 
-@kernel
+@triton.jit
+def _half(found, listed, FIRST: tl.constexpr, SORT: tl.constexpr):
+    """Sixteen of the listed terms, falling."""
+    v = ()
+    for r in tl.static_range(16):
+        v = v + (tl.load(found + (FIRST + r) * LANES, mask=FIRST + r < listed, other=float("-inf")),)
+    return _network(v, SORT, True)
+
+
+@triton.jit
+def _taken(v, m, cut, after, FIRST: tl.constexpr):
+    """The sum and the size of the first m of the listed terms, the last of them, and the one that follows."""
+    total = tl.full((LANES,), 0.0, tl.float32)
+    size = total
+    for r in tl.static_range(16):
+        total = tl.where(FIRST + r < m, total + v[r], total)
+        size = tl.where(FIRST + r < m, size + tl.abs(v[r]), size)
+        cut = tl.where(FIRST + r == m - 1, v[r], cut)
+        after = tl.where(FIRST + r == m, v[r], after)
+    return total, size, cut, after
+
+
+@triton.jit
+def _tied(v, m, cut, FIRST: tl.constexpr):
+    """How many of the first m listed terms equal the cut."""
+    total = tl.full((LANES,), 0, tl.int32)
+    for r in tl.static_range(16):
+        total += ((FIRST + r < m) & (v[r] == cut)).to(tl.int32)
+    return total
+
+
+@triton.jit
+def _cut_of(found, listed, m, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr):
+    """Of the m largest listed terms the last, the sum, the size, and how many are tied with one that is not of them."""
+    cut = tl.full((LANES,), float("inf"), tl.float32)
+    after = -cut
+    a = _half(found, listed, 0, SORT)
+    b = _half(found, listed, 16, SORT)
+    larger = _merged(_join(a, b, 16, True), MERGE, PLACES, True)
+    smaller = _merged(_join(a, _reversed(b), 16, False), MERGE, PLACES, True)
+    total, size, cut, after = _taken(larger, m, cut, after, 0)
+    total2, size2, cut, after = _taken(smaller, m, cut, after, 16)
+    tie = tl.full((LANES,), 0, tl.int32)
+    if tl.max((cut == after).to(tl.int32), 0) > 0:
+        tie = tl.where(cut == after, _tied(larger, m, cut, 0) + _tied(smaller, m, cut, 16), 0)
+    return cut, total + total2, size + size2, tie
+
+
+@kernel()
 def select(
     order, bound, weight, panel, reach, x, lead_count, lead_index, lead_value, bias,
-    out, cuts, ties, marks, tickets, rows, samples, width, d, blocks, parts, units, sms,
+    out, cuts, ties, marks, tickets, scratch, rows, samples, width, d, blocks, parts, units, sms,
     top, bottom, top2, bottom2,
-    PAIRS: tl.constexpr, KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr,
-    WHOLE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr, PASSES: tl.constexpr, GPU: tl.constexpr,
+    PAIRS: tl.constexpr, KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+    PASSES: tl.constexpr, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """As `walk` by the weight, for any number of removed terms and two pairs of numbers: cuts are found by counting.
 
-    HELD tiles of terms stay in registers while two pivots close in on the cuts; further ones are made anew each time.
-    SHORT: there are few terms, and each pair goes by the definition.
+    scratch: of each program, ``(2, CANDIDATES, 32)``.  SHORT: there are few terms, and each pair goes by the
+    definition.
     """
-    SHARE: tl.constexpr = 8
+    SHARE: tl.constexpr = 16
+    found = scratch + tl.program_id(0) * 2 * CANDIDATES * LANES + tl.arange(0, LANES)
     per_part = (rows + parts - 1) // parts
     shares = (per_part + SHARE - 1) // SHARE
     unit = _first_unit(sms, GPU)
@@ -798,209 +870,267 @@ def select(
         share = tl.atomic_add(tickets + unit, 1)
         while share < shares:
             # Guesses go from row to row of one share, never further: who did what before must not matter.
-            guess = tl.full((LANES,), 0.0, tl.float32)
-            guess2 = guess
+            nothing = tl.full((LANES,), 0.0, tl.float32)
+            depth, up, up_gap, down, down_gap = 0, nothing, nothing, nothing, nothing
+            depth2, up2, up_gap2, down2, down_gap2 = 0, nothing, nothing, nothing, nothing
             begin = first + share * SHARE
             for row in range(begin, tl.minimum(tl.minimum(begin + SHARE, first + per_part), rows)):
-                guess, guess2 = _counted(
-                    row, tile, guess, guess2, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
-                    out, cuts, ties, marks, rows, samples, width, d, blocks, top, bottom, top2, bottom2,
-                    PAIRS, KEEP, HAS_BIAS, SHORT, WHOLE, TILE, HELD, PASSES,
-                )  # fmt: skip
+                for pair in range(PAIRS):
+                    if PAIRS == 2:
+                        # What the other pair learnt waits.
+                        depth, depth2 = depth2, depth
+                        up, up2 = up2, up
+                        up_gap, up_gap2 = up_gap2, up_gap
+                        down, down2 = down2, down
+                        down_gap, down_gap2 = down_gap2, down_gap
+                    depth, up, up_gap, down, down_gap = _counted(
+                        row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count,
+                        lead_index, lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks,
+                        tl.where(pair == 0, top, top2), tl.where(pair == 0, bottom, bottom2),
+                        KEEP, HAS_BIAS, SHORT, EXACT, PASSES, SORT, MERGE, PLACES,
+                    )  # fmt: skip
             share = tl.atomic_add(tickets + unit, 1)
         unit = _next_unit(unit, tickets, shares, units, sms)
 
 
 @triton.jit
 def _counted(
-    row, tile, guess, guess2, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
-    out, cuts, ties, marks, rows, samples, width, d, blocks, top, bottom, top2, bottom2,
-    PAIRS: tl.constexpr, KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr,
-    WHOLE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr, PASSES: tl.constexpr,
+    row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count, lead_index,
+    lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks, k, k2,
+    KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, PASSES: tl.constexpr,
+    SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One row and 32 samples. Guesses for the cuts come from the row before and go to the next."""
+    """One row and 32 samples. How far to look and where the cuts may be comes from the row before, and goes on.
+
+    For each cut an interval (a, b] that holds it is narrowed, until few terms lie in it. These are listed and sorted.
+    Downwards all is negated.
+    """
     lane = tile * LANES + tl.arange(0, LANES)
     here = lane < samples
-    most = tl.max(count, 0)
     places = order + row * d
     steps = bound + row * blocks
     raw = weight + row * d
     largest = tl.load(steps)
     cap = largest * far
     lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
-    defined = here & ~lost
-    held = ()
-    for t in tl.static_range(HELD):
-        held = held + (_ordered(places, mine, t * TILE, d, TILE, WHOLE),)
-    for pair in tl.static_range(PAIRS):
-        k = top if pair == 0 else top2
-        k2 = bottom if pair == 0 else bottom2
-        at = out + pair * samples * rows + lane * rows + row
-        dense = tl.load(at, mask=here, other=0.0)
-        odd = tl.full((LANES,), 1, tl.int32) > 0
-        removed = tl.full((LANES,), 0.0, tl.float32)
-        least = removed
-        greatest = removed
-        tie = removed
-        tie2 = removed
-        depth = HELD * TILE
-        if not SHORT:
-            upper = cap
-            lower = -cap
-            go = 1
-            while go > 0:
-                a = -cap
-                b = cap
-                above_a = tl.full((LANES,), -1.0, tl.float32)
-                above_b = above_a
-                a2 = a
-                b2 = b
-                above_a2 = above_a
-                above_b2 = above_a
-                done = (tl.full((LANES,), 0, tl.int32) + k) == 0
-                done2 = (tl.full((LANES,), 0, tl.int32) + k2) == 0
-                pivot = tl.where((guess > a) & (guess < b), guess, 0.5 * cap)
-                pivot2 = tl.where((guess2 > a2) & (guess2 < b2), guess2, 0.5 * cap)
-                step = 0
-                open_ = 1
-                while open_ > 0:
-                    over = _over(held[0], pivot)
-                    under = _under(held[0], -pivot2)
-                    for n in tl.static_range(1, HELD):
-                        over += _over(held[n], pivot)
-                        under += _under(held[n], -pivot2)
-                    for j in range(HELD * TILE, depth, TILE):
-                        terms = _ordered(places, mine, j, d, TILE, False)
-                        over += _over(terms, pivot)
-                        under += _under(terms, -pivot2)
-                    # Both numbers in one: there are at most 2**12 places.
-                    if d < 4096:
-                        counts = tl.sum(over + 4096.0 * under, 0)
-                        below = tl.floor(counts * (1 / 4096.0))
-                        above = counts - 4096.0 * below
-                    else:
-                        above = tl.sum(over, 0)
-                        below = tl.sum(under, 0)
-                    if most > 0:
-                        terms = _leading(raw, lead_index + lane, lead_value + lane, width, count)
-                        above += tl.sum(_over(terms, pivot), 0)
-                        below += tl.sum(_under(terms, -pivot2), 0)
-                    upper = tl.where(done, upper, pivot)
-                    lower = tl.where(done2, lower, -pivot2)
-                    raised = ~done & (above >= k)
-                    a = tl.where(raised, pivot, a)
-                    above_a = tl.where(raised, above, above_a)
-                    lowered = ~done & (above < k)
-                    b = tl.where(lowered, pivot, b)
-                    above_b = tl.where(lowered, above, above_b)
-                    done = done | (above == k)
-                    raised2 = ~done2 & (below >= k2)
-                    a2 = tl.where(raised2, pivot2, a2)
-                    above_a2 = tl.where(raised2, below, above_a2)
-                    lowered2 = ~done2 & (below < k2)
-                    b2 = tl.where(lowered2, pivot2, b2)
-                    above_b2 = tl.where(lowered2, below, above_b2)
-                    done2 = done2 | (below == k2)
-                    pivot = tl.where(done, upper, _aim(a, b, above_a, above_b, pivot, above, k, step))
-                    pivot2 = tl.where(done2, -lower, _aim(a2, b2, above_a2, above_b2, pivot2, below, k2, step))
-                    step += 1
-                    open_ = tl.max((defined & ~(done & done2)).to(tl.int32), 0)
-                    if step == PASSES:
-                        open_ = 0
-                tie = tl.full((LANES,), 0.0, tl.float32)
-                tie2 = tie
-                if tl.max((defined & ~(done & done2)).to(tl.int32), 0) > 0:
-                    # If all terms left between a and b are one value, it is the cut: some of them leave and some stay.
-                    low = tl.full((LANES,), float("inf"), tl.float32)
-                    high = -low
-                    low2 = low
-                    high2 = high
-                    for j in range(0, depth, TILE):
-                        terms = _ordered(places, mine, j, d, TILE, False)
-                        between = (terms > a[None, :]) & (terms <= b[None, :])
-                        low = tl.minimum(low, tl.min(tl.where(between, terms, float("inf")), 0))
-                        high = tl.maximum(high, tl.max(tl.where(between, terms, float("-inf")), 0))
-                        between = (terms < -a2[None, :]) & (terms >= -b2[None, :])
-                        low2 = tl.minimum(low2, tl.min(tl.where(between, terms, float("inf")), 0))
-                        high2 = tl.maximum(high2, tl.max(tl.where(between, terms, float("-inf")), 0))
-                    equal = ~done & (low == high) & (above_b >= 0) & (count == 0)
-                    upper = tl.where(equal, low, upper)
-                    tie = tl.where(equal, k - above_b, 0.0)
-                    done = done | equal
-                    equal2 = ~done2 & (low2 == high2) & (above_b2 >= 0) & (count == 0)
-                    lower = tl.where(equal2, low2, lower)
-                    tie2 = tl.where(equal2, k2 - above_b2, 0.0)
-                    done2 = done2 | equal2
-                odd = ~(done & done2)
-                # No term after the depth may pass a cut.
-                bar = tl.load(steps + depth // 16, mask=depth < d, other=0.0) * far
-                narrow = tl.minimum(tl.where(k > 0, upper, cap), tl.where(k2 > 0, -lower, cap))
-                go = 0
-                if (depth < d) & (tl.max((defined & (odd | (bar >= narrow))).to(tl.int32), 0) > 0):
-                    go = 1
-                    depth = tl.minimum(2 * depth, (d + TILE - 1) // TILE * TILE)
-                guess = tl.where(odd, guess, upper)
-                guess2 = tl.where(odd, guess2, -lower)
-            upper = tl.where(k > 0, upper, float("inf"))
-            lower = tl.where(k2 > 0, lower, float("-inf"))
-            removed = tl.where(tie > 0, tie * upper, 0.0) + tl.where(tie2 > 0, tie2 * lower, 0.0)
-            size = tl.where(tie > 0, tie * tl.abs(upper), 0.0) + tl.where(tie2 > 0, tie2 * tl.abs(lower), 0.0)
-            seen = tl.full((LANES,), 0.0, tl.float32)
-            least = tl.full((LANES,), float("inf"), tl.float32)
-            greatest = -least
-            for n in tl.static_range(HELD):
-                removed, size, seen, least, greatest = _tally(
-                    held[n], upper, lower, removed, size, seen, least, greatest
-                )
-            # Further terms tell whether the subtraction is sound.
-            j = HELD * TILE
-            unsound = tl.max((defined & ~odd & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0
-            while (j < depth) | ((j < d) & unsound):
-                terms = _ordered(places, mine, j, d, TILE, False)
-                removed, size, seen, least, greatest = _tally(terms, upper, lower, removed, size, seen, least, greatest)
-                unsound = tl.max((defined & ~odd & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0
-                j += TILE
-            odd = odd | ~(size <= 5 * (seen - size)) | ~(cap <= LARGEST) | ~(tl.abs(dense) <= LARGEST)
-            odd = odd | (((tie > 0) | (tie2 > 0)) & (upper <= lower))
-            if most > 0:
-                terms = _leading(raw, lead_index + lane, lead_value + lane, width, count)
-                over = terms > upper[None, :]
-                under = terms < lower[None, :]
-                # Those that stay join the dense product, which is without them.
-                removed -= tl.sum(tl.where((terms == terms) & ~over & ~under, terms, 0.0), 0)
-                least = tl.minimum(least, tl.min(tl.where(over, terms, float("inf")), 0))
-                greatest = tl.maximum(greatest, tl.max(tl.where(under, terms, float("-inf")), 0))
-                # A zero in the panel that stands for an outlying term must not be among those removed.
-                wrong = ((upper < 0) & (k > 0)) | ((lower > 0) & (k2 > 0)) | (count > 16)
-                # An infinite term that stays is tied with a cut at infinity.
-                wrong = wrong | (((k == 0) | (k2 == 0)) & ~(tl.abs(removed) <= LARGEST))
-                odd = odd | ((count > 0) & wrong)
-            least = tl.where(tie > 0, upper, least)
-            greatest = tl.where(tie2 > 0, lower, greatest)
-        odd = odd & defined
-        tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
-        cell = pair * 2 * rows * samples + row * samples
-        noted = marks + pair * (2 * rows + samples)
-        bits = _bits(odd)
-        if bits != 0:
-            depth = d
-            _by_definition(
-                raw, x, bias + row, tile * LANES, bits, d, k, k2, out + pair * samples * rows + row, rows,
-                cuts + cell, 1, rows * samples, ties + cell, noted + rows + row, noted + 2 * rows,
-                HAS_BIAS, True, KEEP, 64,
-            )  # fmt: skip
-        if KEEP:
-            fine = here & ~odd
-            tl.store(cuts + cell + lane, tl.where(lost, float("nan"), least), mask=fine)
-            tl.store(cuts + rows * samples + cell + lane, greatest, mask=fine)
-            some = fine & ~lost & ((tie > 0) | (tie2 > 0))
-            if tl.max(some.to(tl.int32), 0) > 0:
-                tl.store(ties + cell + lane, tl.where(tie > 0, tie.to(tl.int32) + 1, 0), mask=some)
-                tl.store(ties + rows * samples + cell + lane, tl.where(tie2 > 0, tie2.to(tl.int32) + 1, 0), mask=some)
-                tl.atomic_max(noted + rows + row, 1)
-                tl.atomic_max(noted + 2 * rows + lane, 1, mask=some)
-            tl.atomic_max(noted + row, tl.minimum(depth, d))
-    return guess, guess2
+    defined = here & ~lost & (cap <= LARGEST)
+    at = out + pair * samples * rows + lane * rows + row
+    dense = tl.load(at, mask=here, other=0.0)
+    nothing = tl.full((LANES,), 0.0, tl.float32)
+    odd = here & ~lost
+    removed = nothing
+    infinite = nothing + float("inf")
+    upper = infinite
+    lower = -infinite
+    tie = tl.full((LANES,), 0, tl.int32)
+    tie2 = tie
+    walked = d
+    if not SHORT:
+        most = tl.minimum(tl.max(count, 0), 16)
+        found2 = found + CANDIDATES * LANES
+        leads = lead_index + lane
+        values = lead_value + lane
+        whole = (d + 15) // 16 * 16
+        if depth == 0:
+            depth = ((k + k2) * 3 // 2 + 31) // 16 * 16
+        depth = tl.minimum(depth, whole)
+        fresh = up_gap == 0
+        up = tl.where(fresh, 0.5 * cap, up)
+        up_gap = tl.where(fresh, cap / (4.0 * k + 1.0), up_gap)
+        fresh = down_gap == 0
+        down = tl.where(fresh, 0.5 * cap, down)
+        down_gap = tl.where(fresh, cap / (4.0 * k2 + 1.0), down_gap)
+        found_up = odd
+        found_down = odd
+        size = nothing
+        seen = nothing
+        narrow = nothing
+        b = infinite
+        b2 = infinite
+        go = 1
+        while go > 0:
+            # No number of a panel passes `cap`; of a side that loses nothing the interval is empty.
+            b = tl.where(k > 0, cap, infinite)
+            a = tl.where(k > 0, -infinite, b)
+            b2 = tl.where(k2 > 0, cap, infinite)
+            a2 = tl.where(k2 > 0, -infinite, b2)
+            above_b = nothing
+            above_b2 = nothing
+            above_a = nothing
+            above_a2 = nothing
+            ahead = tl.minimum(AROUND, 0.45 * k) * up_gap
+            ahead2 = tl.minimum(AROUND, 0.45 * k2) * down_gap
+            p = up - ahead
+            q = up + ahead
+            p2 = down - ahead2
+            q2 = down + ahead2
+            step = 0
+            open_ = 1
+            while open_ > 0:
+                near = nothing
+                distant = nothing
+                near2 = nothing
+                distant2 = nothing
+                for n in range(most):
+                    v = (_lead(raw, leads, values, n, width, count),)
+                    near, distant = _count(v, p, q, near, distant, True)
+                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
+                    above_b = tl.where((step == 0) & (v[0] > b), above_b + 1.0, above_b)
+                    above_b2 = tl.where((step == 0) & (v[0] < -b2), above_b2 + 1.0, above_b2)
+                for j in range(0, depth, 16):
+                    v = _places(places, mine, j, d, float("nan"), 16, EXACT)
+                    near, distant = _count(v, p, q, near, distant, True)
+                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
+                a, b, above_a, above_b = _closer(a, b, above_a, above_b, p, near, k)
+                a, b, above_a, above_b = _closer(a, b, above_a, above_b, q, distant, k)
+                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, p2, near2, k2)
+                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, q2, distant2, k2)
+                found_up = (a > -LARGEST) & (above_a - above_b <= CANDIDATES)
+                found_down = (a2 > -LARGEST) & (above_a2 - above_b2 <= CANDIDATES)
+                step += 1
+                open_ = tl.max((defined & ~(found_up & found_down)).to(tl.int32), 0)
+                if step == PASSES:
+                    open_ = 0
+                p, q, up_gap = _aim(a, b, above_a, above_b, up_gap, k, step)
+                p2, q2, down_gap = _aim(a2, b2, above_a2, above_b2, down_gap, k2, step)
+            # Where too many are left to be listed, none are.
+            floor = tl.where(found_up, a, b)
+            floor2 = tl.where(found_down, a2, b2)
+            listed = tl.full((LANES,), 0, tl.int32)
+            listed2 = listed
+            gone = nothing
+            gone2 = nothing
+            seen = nothing
+            for n in range(most):
+                v = (_lead(raw, leads, values, n, width, count),)
+                listed, gone = _collect(v, floor, b, found, listed, gone, True)
+                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
+            gone = nothing
+            gone2 = nothing
+            for j in range(0, depth, 8):
+                v = _places(places, mine, j, d, float("nan"), 8, EXACT)
+                seen += _size(v if EXACT else _within(v, cap, 8), 8)
+                listed, gone = _collect(v, floor, b, found, listed, gone, True)
+                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
+            listed = listed // LANES
+            listed2 = listed2 // LANES
+            removed = gone + gone2
+            size = gone - gone2
+            alike = tl.full((LANES,), 0, tl.int32) > 0
+            alike2 = alike
+            tie = tl.full((LANES,), 0, tl.int32)
+            tie2 = tie
+            known = found_up & (listed == (above_a - above_b).to(tl.int32))
+            known2 = found_down & (listed2 == (above_a2 - above_b2).to(tl.int32))
+            m = k - above_b.to(tl.int32)
+            m2 = k2 - above_b2.to(tl.int32)
+            rare = ~(known & known2) | (b < 0) | (b2 < 0)
+            if tl.max((defined & rare).to(tl.int32), 0) > 0:
+                # Terms of both signs may leave on one side. And if all terms of an interval are one value, it is the
+                # cut: some of them leave and some stay.
+                size = nothing
+                low, high = infinite, -infinite
+                low2, high2 = infinite, -infinite
+                for j in range(0, depth, 4):
+                    v = _places(places, mine, j, d, float("nan"), 4, EXACT)
+                    for r in tl.static_range(4):
+                        size = tl.where((v[r] > b) | (v[r] < -b2), size + tl.abs(v[r]), size)
+                        between = (v[r] > a) & (v[r] <= b)
+                        low = tl.where(between, tl.minimum(low, v[r]), low)
+                        high = tl.where(between, tl.maximum(high, v[r]), high)
+                        between = (v[r] < -a2) & (v[r] >= -b2)
+                        low2 = tl.where(between, tl.minimum(low2, -v[r]), low2)
+                        high2 = tl.where(between, tl.maximum(high2, -v[r]), high2)
+                alike = ~known & (low == high) & (a > -LARGEST) & (count == 0)
+                upper = low
+                tie = tl.where(alike, m, 0)
+                alike2 = ~known2 & (low2 == high2) & (a2 > -LARGEST) & (count == 0)
+                lower = low2
+                tie2 = tl.where(alike2, m2, 0)
+                leave = tl.where(alike, m.to(tl.float32) * low, 0.0)
+                leave2 = tl.where(alike2, m2.to(tl.float32) * low2, 0.0)
+                removed += leave - leave2
+                size += tl.abs(leave) + tl.abs(leave2)
+            for side in range(2):
+                down_now = side > 0
+                chosen = tl.where(down_now, known2, known)
+                cut, total, bulk, tied = _cut_of(
+                    found + side * CANDIDATES * LANES, tl.where(down_now, listed2, listed),
+                    tl.where(chosen, tl.where(down_now, m2, m), 0), SORT, MERGE, PLACES,
+                )  # fmt: skip
+                removed += tl.where(down_now, -total, total)
+                size += bulk
+                if down_now:
+                    lower = tl.where(chosen, cut, lower)
+                    tie2 = tl.where(chosen, tied, tie2)
+                else:
+                    upper = tl.where(chosen, cut, upper)
+                    tie = tl.where(chosen, tied, tie)
+            known = known | alike
+            known2 = known2 | alike2
+            odd = ~(known & known2)
+            # No term after the depth may reach a cut. More terms only move the cuts away from zero.
+            narrow = tl.minimum(tl.where(k > 0, upper, cap), tl.where(k2 > 0, lower, cap))
+            need = depth
+            while (need < d) & (
+                tl.max((defined & ~odd & (tl.load(steps + need // 16, mask=need < d) * far >= narrow)).to(tl.int32), 0)
+                > 0
+            ):
+                need += 16
+            if (need < whole) & (tl.max((defined & odd).to(tl.int32), 0) > 0):
+                # Perhaps there are too few terms.
+                need = tl.maximum(need, tl.minimum(2 * depth, whole))
+            go = (need > depth).to(tl.int32)
+            depth = need
+            up = tl.where(known, upper, up)
+            down = tl.where(known2, lower, down)
+            lower = -lower
+        # Further terms tell whether the subtraction is sound.
+        j = depth
+        while (j < d) & (tl.max((defined & ~odd & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0):
+            seen += _size(_places(places, mine, j, d, 0.0, 4, EXACT), 4)
+            j += 4
+        odd = odd | ~(size <= 5 * (seen - size)) | ~(cap <= LARGEST) | ~(tl.abs(dense) <= LARGEST) | (upper == lower)
+        if most > 0:
+            # Outlying terms are not in the dense product: those that stay are added, and those that were listed and
+            # leave are not taken out.
+            for n in range(most):
+                v = _lead(raw, leads, values, n, width, count)
+                removed -= tl.where((v <= b) & (v >= -b2), v, 0.0)
+            # A zero in the panel that stands for an outlying term must not be among those removed.
+            wrong = (~(upper > 0) & (k > 0)) | (~(lower < 0) & (k2 > 0)) | (count > 16)
+            # An infinite term that stays is tied with a cut at infinity.
+            wrong = wrong | (((k == 0) | (k2 == 0)) & ~(tl.abs(removed) <= LARGEST))
+            odd = odd | ((count > 0) & wrong)
+        odd = odd & here & ~lost
+        walked = tl.minimum(depth, d)
+        # A row that needs a little more costs twice, so some are kept in hand.
+        ahead = tl.load(steps + tl.maximum(depth - 48, 0) // 16) * far
+        if (depth > 64) & (tl.max((defined & ~odd & (ahead >= narrow)).to(tl.int32), 0) == 0):
+            depth -= 16
+    tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
+    cell = pair * 2 * rows * samples + row * samples
+    noted = marks + pair * (2 * rows + samples)
+    bits = _bits(odd)
+    if bits != 0:
+        walked = d
+        _by_definition(
+            raw, x, bias + row, tile * LANES, bits, d, k, k2, out + pair * samples * rows + row, rows,
+            cuts + cell, 1, rows * samples, ties + cell, noted + rows + row, noted + 2 * rows,
+            HAS_BIAS, True, KEEP, 8,
+        )  # fmt: skip
+    if KEEP:
+        fine = here & ~odd
+        tl.store(cuts + cell + lane, tl.where(lost, float("nan"), upper), mask=fine)
+        tl.store(cuts + rows * samples + cell + lane, lower, mask=fine)
+        some = fine & ~lost & ((tie > 0) | (tie2 > 0))
+        if tl.max(some.to(tl.int32), 0) > 0:
+            tl.store(ties + cell + lane, tl.where(tie > 0, tie + 1, 0), mask=some)
+            tl.store(ties + rows * samples + cell + lane, tl.where(tie2 > 0, tie2 + 1, 0), mask=some)
+            tl.atomic_max(noted + rows + row, 1)
+            tl.atomic_max(noted + 2 * rows + lane, 1, mask=some)
+        tl.atomic_max(noted + row, walked)
+    return depth, up, up_gap, down, down_gap
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -1022,10 +1152,11 @@ def _tied_stay(terms, inside, upper, lower, ties, ties2):
     return (at_upper | at_lower) & ~gone & ~gone2
 
 
-@kernel
+@kernel("grad", "panel", "cuts", "samples", "d")
 def weight_parts(
-    grad, order, panel, cuts, marks, parts, samples, rows, d, block, BATCH: tl.constexpr, PLACES: tl.constexpr
-):
+    grad, order, panel, cuts, marks, parts, samples, rows, d,
+    BLOCK: tl.constexpr, BATCH: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
     """Of one row and a block of samples: sums of the kept terms at the walked places, ``parts (blocks, rows, d)``.
 
     All rows take a block before the next one comes, so that its part of the panel stays in the second-level cache.
@@ -1042,7 +1173,7 @@ def weight_parts(
         i = (both >> 32).to(tl.int32) // 128
         w = _weight_of(both)
         total = tl.full((PLACES, BATCH), 0.0, tl.float32)
-        for b in range(part * block, tl.minimum(part * block + block, samples), BATCH):
+        for b in range(part * BLOCK, tl.minimum(part * BLOCK + BLOCK, samples), BATCH):
             lane = b + tl.arange(0, BATCH)
             here = lane < samples
             g = tl.load(grad + lane, mask=here, other=0.0, eviction_policy="evict_first")
@@ -1056,10 +1187,77 @@ def weight_parts(
         tl.store(parts + (part * rows + row) * d + place, tl.sum(total, 1), mask=inside)
 
 
-@kernel
+@triton.jit
+def _last_to_leave(cut, leave, base, order, panel, depth):
+    """Of each lane the index of the last term tied with the cut that leaves, -1 if none does."""
+    last = tl.full((LANES,), -1, tl.int32)
+    while tl.max(leave, 0) > 0:
+        following = tl.full((LANES,), 1 << 30, tl.int32)
+        for j in range(0, depth, 64):
+            i, term, _ = _walked(order, panel, base, j, depth)
+            candidate = (term == cut[None, :]) & (i > last[None, :])
+            following = tl.minimum(following, tl.min(tl.where(candidate, i, 1 << 30), 0))
+        last = tl.where(leave > 0, following, last)
+        leave -= 1
+    return last
+
+
+@triton.jit
+def _walked(order, panel, base, j, depth):
+    """Index ``(64, lanes)``, term and coordinate at 64 places of an order; NaN for terms beyond the depth."""
+    place = j + tl.arange(0, 64)
+    both = tl.load(order + place, mask=place < depth, other=0)
+    i = tl.broadcast_to(((both >> 32).to(tl.int32) // 128)[:, None], (64, LANES))
+    v = tl.load(panel + base[None, :] + i * LANES)
+    term = tl.where((place < depth)[:, None], _weight_of(both)[:, None] * v, float("nan"))
+    return i, term, v
+
+
+@triton.jit
+def _add_tied(
+    tied, first, many, grad, x, raw, order, panel, lead_count, cuts, ties, below, out, d, depth, WIDTH: tl.constexpr
+):
+    """Adds to a row's gradient, for 32 of the samples listed in `tied`, the terms tied with a cut that stay."""
+    listed = first + tl.arange(0, LANES)
+    here = listed < many
+    sample = tl.load(tied + listed, mask=here, other=0)
+    g = tl.load(grad + sample, mask=here, other=0.0)
+    upper = tl.load(cuts + sample)
+    lower = tl.load(cuts + below + sample)
+    tie = tl.load(ties + sample, mask=here, other=0)
+    tie2 = tl.load(ties + below + sample, mask=here, other=0)
+    # Few tied terms of walked coordinates: lanes together. Else one sample after the other.
+    few = here & (tie < 8) & (tie2 < 8) & (upper != lower) & (tl.load(lead_count + sample) == 0)
+    if tl.max(few.to(tl.int32), 0) > 0:
+        base = sample // LANES * d * LANES + sample % LANES
+        last = _last_to_leave(upper, tl.where(few, tie - 1, 0), base, order, panel, depth)
+        last2 = _last_to_leave(lower, tl.where(few, tie2 - 1, 0), base, order, panel, depth)
+        for j in range(0, depth, 64):
+            i, term, v = _walked(order, panel, base, j, depth)
+            stays = (term == upper[None, :]) & (tie > 0)[None, :] & (i > last[None, :])
+            stays = stays | ((term == lower[None, :]) & (tie2 > 0)[None, :] & (i > last2[None, :]))
+            share = tl.sum(tl.where(stays & few[None, :], g[None, :] * v, 0.0), 1)
+            tl.atomic_add(out + tl.max(i, 1), share, mask=share != 0)
+    tl.debug_barrier()  # so that the sums have one order
+    left = here & ~few
+    while tl.max(left.to(tl.int32), 0) > 0:
+        one = listed == tl.min(tl.where(left, listed, 1 << 30), 0)
+        mine = tl.sum(tl.where(one, sample, 0), 0)
+        column = tl.arange(0, WIDTH)
+        inside = column < d
+        v = tl.load(x + mine * d + column, mask=inside, other=0.0)
+        stays = _tied_stay(
+            _product(tl.load(raw + column, mask=inside, other=0.0), v), inside, tl.load(cuts + mine),
+            tl.load(cuts + below + mine), tl.load(ties + mine), tl.load(ties + below + mine),
+        )  # fmt: skip
+        tl.atomic_add(out + column, tl.load(grad + mine) * v, mask=stays)
+        left = left & ~one
+
+
+@kernel()
 def weight_gradient(
-    grad, x, weight, order, bound, panel, asked, lead_count, lead_index, lead_value, cuts, ties, marks, parts, out,
-    samples, rows, width, d, blocks, count_parts, WIDTH: tl.constexpr, BATCH: tl.constexpr, LEADS: tl.constexpr,
+    grad, x, weight, order, bound, panel, asked, lead_count, lead_index, lead_value, cuts, ties, marks, parts, tied,
+    out, samples, rows, width, d, blocks, count_parts, WIDTH: tl.constexpr, BATCH: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Of one row: ``out (rows, d)`` holds the dense product of ``grad (rows, samples)`` and the panel.
 
@@ -1122,26 +1320,23 @@ def weight_gradient(
                     tl.atomic_add(out + column, tl.load(grad + sample) * v, mask=stays)
                     left = left & (lane != sample)
     if tl.load(marks + rows + row) > 0:
-        column = tl.arange(0, WIDTH)
-        inside = column < d
-        w = tl.load(raw + column, mask=inside, other=0.0)
-        extra = tl.full((WIDTH,), 0.0, tl.float32)
+        tied += row * BATCH
         for b in range(0, samples, BATCH):
             lane = b + tl.arange(0, BATCH)
             here = lane < samples
-            tie = tl.load(ties + lane, mask=here, other=0)
-            tie2 = tl.load(ties + below + lane, mask=here, other=0)
-            left = (tie != 0) | (tie2 != 0)
-            while tl.max(left.to(tl.int32), 0) > 0:
-                sample = tl.min(tl.where(left, lane, 1 << 30), 0)
-                v = tl.load(x + sample * d + column, mask=inside, other=0.0)
-                stays = _tied_stay(
-                    _product(w, v), inside, tl.load(cuts + sample), tl.load(cuts + below + sample),
-                    tl.load(ties + sample), tl.load(ties + below + sample),
-                )  # fmt: skip
-                extra += tl.where(stays, tl.load(grad + sample) * v, 0.0)
-                left = left & (lane != sample)
-        tl.atomic_add(out + column, extra, mask=inside & (extra != 0))
+            some = here & (
+                tl.load(ties + lane, mask=here, other=0) + tl.load(ties + below + lane, mask=here, other=0) > 0
+            )
+            many = tl.sum(some.to(tl.int32), 0)
+            if many > 0:
+                tl.store(tied + tl.cumsum(some.to(tl.int32), 0) - 1, lane, mask=some)
+                tl.debug_barrier()
+                for first in range(0, many, LANES):
+                    _add_tied(
+                        tied, first, many, grad, x, raw, order + row * d, panel, lead_count, cuts, ties, below, out,
+                        d, depth, WIDTH,
+                    )  # fmt: skip
+                tl.debug_barrier()
     largest = tl.load(bound + row * blocks)
     if (lost > 0) | (largest != largest):
         tl.debug_barrier()
@@ -1149,7 +1344,7 @@ def weight_gradient(
         tl.store(out + column, tl.full((WIDTH,), float("nan"), tl.float32), mask=column < d)
 
 
-@kernel
+@kernel("grad", "cuts", "samples", "d")
 def input_gradient(
     grad, x, weight, bound, cuts, out, samples, rows, d, blocks, SIZE: tl.constexpr, BATCH: tl.constexpr
 ):
@@ -1179,7 +1374,7 @@ def input_gradient(
     tl.store(out + lane[None, :] * d + column[:, None], total, mask=inside)
 
 
-@kernel
+@kernel()
 def input_ties(grad, x, weight, cuts, ties, marks, out, samples, rows, d, WIDTH: tl.constexpr):
     """Adds to `input_gradient` the terms of one sample that are tied with a cut and stay."""
     sample = tl.program_id(0)
