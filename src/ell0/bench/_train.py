@@ -9,68 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..attacks.contract import check_count
 from ..results import Results
+from ..train import PAPER_MNIST
+from ..train._step import GraphStepper, Stepper
 from ._device import Device, card, check_device
 from ._layer import check_seed, load_images, seeded
 from ._timing import Progress, Timing, timer
 
 PAPER = 58.0  # times the epoch of F(0) that an epoch of F(10) takes, in [Beliaev22]
-WARM_UP = 3
 AGREEMENT = 1e-3
 
 
-class Trainer:
-    """F(k), its optimizer and one step of training."""
-
-    mode = "eager"
+class Trainer(Stepper):
+    """F(k) and a step of its training, as in the paper."""
 
     def __init__(self, k: int, seed: int, device: torch.device) -> None:
-        self.model = seeded(k, seed).to(device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Learns from a batch and gives its loss."""
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(x), y)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-
-class GraphTrainer(Trainer):
-    """The same, its step captured once in a CUDA graph and replayed for every batch of the shape of ``x`` and ``y``."""
-
-    mode = "graph"
-
-    def __init__(self, k: int, seed: int, device: torch.device, x: Tensor, y: Tensor) -> None:
-        super().__init__(k, seed, device)
-        first = [p.detach().clone() for p in self.model.parameters()]
-        self._x, self._y = x.clone(), y.clone()
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                super().step(self._x, self._y)
-        torch.cuda.current_stream(device).wait_stream(side)
-        self.optimizer.zero_grad()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._loss = super().step(self._x, self._y)
-        # The steps of the warm-up are taken back in place, where the graph looks.
-        with torch.no_grad():
-            for parameter, value in zip(self.model.parameters(), first, strict=True):
-                parameter.copy_(value)
-                self.optimizer.state[parameter]["momentum_buffer"].zero_()
-
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Learns from a batch and gives its loss, in a tensor that the next step writes to."""
-        self._x.copy_(x)
-        self._y.copy_(y)
-        self._graph.replay()
-        return self._loss
+        super().__init__(seeded(k, seed).to(device), PAPER_MNIST)
 
 
 def train(
@@ -85,7 +41,7 @@ def train(
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Results:
-    """Times training steps of F(10) against F(0), and epochs of F(0), F(1) and F(10); fp32, SGD with momentum.
+    """Times training steps of F(10) against F(0), and epochs of F(0), F(1) and F(10), as `ell0.train.fit` does.
 
     The images of MNIST (digits drawn at 28 x 28 where it is not found) lie on the device. A step is timed eager and, on
     a GPU, replayed from a CUDA graph, over loops of ``steps`` in turns; an epoch in the faster of these ways, in a new
@@ -109,10 +65,12 @@ def train(
     x, y = images[:whole].to(place), labels[:whole].to(place)
     batches = list(zip(x.split(batch), y.split(batch), strict=True))
 
-    def trainer(mode: str, k: int) -> Trainer:
-        return GraphTrainer(k, seed, place, *batches[0]) if mode == "graph" else Trainer(k, seed, place)
+    def trainer(mode: str, k: int) -> Stepper:
+        if mode == "graph":
+            return GraphStepper(seeded(k, seed).to(place), PAPER_MNIST, *batches[0])
+        return Trainer(k, seed, place)
 
-    def loop(learner: Trainer) -> None:
+    def loop(learner: Stepper) -> None:
         for i in range(steps):
             learner.step(*batches[i % len(batches)])
 
@@ -152,12 +110,12 @@ def train(
     return results
 
 
-def _epoch(learner: Trainer, x: Tensor, y: Tensor, batch: int, generator: torch.Generator) -> None:
+def _epoch(learner: Stepper, x: Tensor, y: Tensor, batch: int, generator: torch.Generator) -> None:
     for part in torch.randperm(len(x), generator=generator, device=x.device).split(batch):
         learner.step(x[part], y[part])
 
 
-def _check_losses(eager: Trainer, other: Trainer, batches: list[tuple[Tensor, Tensor]], k: int) -> None:
+def _check_losses(eager: Stepper, other: Stepper, batches: list[tuple[Tensor, Tensor]], k: int) -> None:
     """Raises unless both learn alike from the first three batches."""
     for i in range(3):
         given = batches[i % len(batches)]

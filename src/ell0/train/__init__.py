@@ -1,0 +1,19 @@
+"""Training, clean or against an attack; killed at any moment it goes on to the same weights."""
+
+from ._checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ._config import PAPER_CIFAR10, PAPER_MNIST, TrainConfig
+from ._fit import fit
+from ._record import AttackStage, Epoch, Training
+
+__all__ = [
+    "PAPER_CIFAR10",
+    "PAPER_MNIST",
+    "AttackStage",
+    "Checkpoint",
+    "Epoch",
+    "TrainConfig",
+    "Training",
+    "fit",
+    "load_checkpoint",
+    "save_checkpoint",
+]

@@ -1,0 +1,142 @@
+"""X': the adversarial rows that are trained beside the training rows X, and their file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.contract import AttackResult
+from ..results import write_whole
+from . import _tensors
+
+Attack = Callable[..., AttackResult]
+"""``attack(model, x, y, *, generator, rows)``: an attack of ``ell0.attacks`` with its ball and parameters bound."""
+
+NAME = "appended.safetensors"
+
+_CPU_ROWS, _GPU_ROWS = 1024, 16384
+_SHARE, _COPIES = 16, 16  # an attack gets this part of a GPU's memory for so many copies of its rows
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack has found so far: X' by what differs from X, which for sparse attacks is little.
+
+    epoch: before which it runs.  done: training rows attacked.  seconds: that it took.
+    rows: ``(m,)`` int64, the training rows of X'.  at, values: ``(c,)``, which numbers of X', flattened, differ from
+        the training rows, and what they are. All on the CPU.
+    """
+
+    epoch: int
+    done: int
+    seconds: float
+    rows: Tensor
+    at: Tensor
+    values: Tensor
+
+    @classmethod
+    def nothing(cls, epoch: int, x: Tensor) -> Found:
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
+        return cls(epoch, 0, 0.0, none, none, torch.zeros(0, dtype=x.dtype, device="cpu"))
+
+    def learn(self, x: Tensor, result: AttackResult, seconds: float) -> Found:
+        """With the result for the next rows ``x``, of which those broken by a change are kept."""
+        kept = (result.success & (result.distance != 0)).nonzero().squeeze(1)
+        points = result.x_adv[kept]
+        at = (points != x[kept]).flatten().nonzero().squeeze(1)
+        first = len(self.rows) * x[0].numel()
+        return replace(
+            self,
+            done=self.done + len(x),
+            seconds=self.seconds + seconds,
+            rows=torch.cat([self.rows, kept.cpu() + self.done]),
+            at=torch.cat([self.at, at.cpu() + first]),
+            values=torch.cat([self.values, points.flatten()[at].cpu()]),
+        )
+
+    def save(self, path: Path) -> None:
+        words = {key: value for key, value in vars(self).items() if not isinstance(value, Tensor)}
+        tensors = {key: value for key, value in vars(self).items() if isinstance(value, Tensor)}
+        write_whole(path, _tensors.encode(tensors, {"found": json.dumps(words)}))
+
+    @classmethod
+    def load(cls, path: Path) -> Found:
+        tensors, words = _tensors.read(path)
+        try:
+            fields: dict[str, Any] = json.loads(words["found"]) | tensors
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not what a training wrote") from error
+
+
+class TrainingSet:
+    """X and, after it in the same memory, X'.
+
+    points, labels: ``(n, ...)`` and ``(n,)``, and behind them room for as many rows of X'.  appended: rows of X'.
+    since: the epoch before which X' was made, 0 without one.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+        self.points, self.labels = x, y
+        self.appended = self.since = 0
+
+    def __len__(self) -> int:
+        return len(self.x) + self.appended
+
+    def append(self, found: Found) -> None:
+        """Puts what was found in the place of the X' that was there."""
+        n, m = len(self.x), len(found.rows)
+        if self.points is self.x:
+            self.points, self.labels = (torch.cat([t, torch.empty_like(t)]) for t in (self.x, self.y))
+            self.x, self.y = self.points[:n], self.labels[:n]
+        rows, at, values = (t.to(self.x.device) for t in (found.rows, found.at, found.values))
+        self.points[n : n + m] = self.x[rows]
+        self.points[n : n + m].view(-1)[at] = values
+        self.labels[n : n + m] = self.y[rows]
+        self.appended, self.since = m, found.epoch
+
+
+def search(
+    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, found: Found, *, seed: int, batch: int | None
+) -> Iterator[Found]:
+    """Attacks the training rows that ``found`` has not done, and says after each call what was found in all."""
+    size = batch or _rows_of_a_call(x)
+    while found.done < len(x):
+        start = time.perf_counter()
+        rows = torch.arange(found.done, min(found.done + size, len(x)), device=x.device)
+        mine = slice(found.done, found.done + len(rows))
+        result = attack(model, x[mine], y[mine], generator=generator(seed, "attack", found.epoch), rows=rows)
+        found = found.learn(x[mine], result, time.perf_counter() - start)
+        yield found
+
+
+def rehearse(attack: Attack, model: nn.Module, x: Tensor, wrong: Tensor) -> None:
+    """Calls an attack on a row given a wrong label, so already broken: parameters that it cannot honour are refused
+    before an epoch is spent."""
+    row = torch.zeros(1, dtype=torch.int64, device=x.device)
+    result = attack(model, x[:1], wrong, generator=generator(0, "attack", 0), rows=row)
+    if not isinstance(result, AttackResult):
+        raise ValueError(f"attack must return an AttackResult, got {type(result).__name__}")
+
+
+def generator(seed: int, what: str, epoch: int) -> torch.Generator:
+    """The same on every device, whatever else was drawn before."""
+    digest = hashlib.sha256(f"{seed} {what} {epoch}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _rows_of_a_call(x: Tensor) -> int:
+    """From the size of a GPU's memory, not from what is free: a run that goes on must split its rows as before."""
+    if x.device.type != "cuda":
+        return _CPU_ROWS
+    memory = torch.cuda.get_device_properties(x.device).total_memory // _SHARE
+    return max(1, min(_GPU_ROWS, memory // (_COPIES * x[0].numel() * x.element_size())))

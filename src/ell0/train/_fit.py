@@ -1,0 +1,293 @@
+"""The loop: clean, or against an attack."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..nn import prepared
+from ..threat import describe
+from ._append import Attack, Found, TrainingSet, generator, rehearse, search
+from ._config import TrainConfig
+from ._folder import Folder, parts
+from ._record import AttackStage, Epoch, Progress, Training, seconds_left
+from ._step import GraphStepper, Stepper, dense_precision
+
+_VALIDATED = 1000  # rows at a time
+
+
+def fit(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    config: TrainConfig,
+    attack: Attack | None = None,
+    *,
+    validation: tuple[Tensor, Tensor] | None = None,
+    out: Path | str | None = None,
+    card: Mapping[str, Any] | None = None,
+    progress: Progress = lambda _: None,
+) -> Training:
+    """Trains a model in place, on the device it lies on, by the cross-entropy of its logits.
+
+        training = fit(models.mlp(10), data.load("mnist", "train"), PAPER_MNIST,
+                       partial(sparse_rs, ball=L0Ball(10, low=-100, high=100), queries=300), out="runs/f10")
+
+    Against an attack [Beliaev22, section 3.3]: before the epochs refresh, 2 * refresh, ... every row of X is attacked;
+    X' becomes what the attack made of the rows it broke, with their true labels, without those misclassified from the
+    start; and the epochs until the next attack train X and X' together, shuffled.
+
+    The last batch of an epoch may be smaller. If it is one row and the model has batch norm, it is left out, because
+    one row has no statistics.
+
+    Killed at any moment and called again with the same arguments and ``out``, it goes on from its last checkpoint and
+    ends with the weights of a run that was not killed: on the CPU the same bits. Called when it is done, it loads the
+    weights and returns.
+
+    Args:
+        data: x ``(n, ...)``, floating-point, and y ``(n,)``, the labels; copied to the device once.
+        attack: ``attack(model, x, y, *, generator, rows)``, such as `sparse_rs` with ball and queries bound.
+        validation: rows like ``data``, on which the accuracy is taken after each epoch, never trained nor attacked.
+        out: a folder for ``checkpoint.safetensors`` with ``checkpoint.json``, ``log.jsonl`` and, against an attack,
+            ``appended.safetensors``. None: nothing is kept.
+        card: what the checkpoint is to say of the model, in words of JSON.
+        progress: called after each epoch, and after each call of the attack.
+
+    Raises:
+        ValueError: an argument is wrong, ``out`` holds another training, or the loss is no number any more.
+        OSError: ``out`` cannot be written to; the last checkpoint stays whole.
+    """
+    device = _checked_model(model, config)
+    _check_rows("data", data)
+    if validation is not None:
+        _check_rows("validation", validation)
+    if attack is not None and config.refresh >= config.epochs:
+        got = f"refresh={config.refresh} with epochs={config.epochs}"
+        raise ValueError(f"refresh must be below epochs for an attack to run, got {got}")
+    same = {} if out is None else parts(model, data, validation, config, attack)
+    folder = Folder(out, same, card or {})
+    checkpoint = folder.load()
+    if checkpoint is not None:
+        checkpoint.into(model)
+    log = [Epoch(**line) for line in checkpoint.about["log"]] if checkpoint else []
+    seconds = checkpoint.about["seconds"] if checkpoint else 0.0
+    if len(log) == config.epochs:
+        return Training(tuple(log), seconds)
+    run = _Run(model, data, config, attack, validation, folder, progress, log, seconds)
+    devices = [device] if device.type == "cuda" else []
+    with _given_back(model), dense_precision(config, device), torch.random.fork_rng(devices):
+        return run.through(device, checkpoint.optimizer if checkpoint else None)
+
+
+class _Run:
+    """A training on its way. log: its epochs so far.  seconds: what earlier calls spent on them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: tuple[Tensor, Tensor],
+        config: TrainConfig,
+        attack: Attack | None,
+        validation: tuple[Tensor, Tensor] | None,
+        folder: Folder,
+        progress: Progress,
+        log: list[Epoch],
+        seconds: float,
+    ) -> None:
+        self._model, self._config, self._folder, self._progress, self._log = model, config, folder, progress, log
+        self._attack, self._data, self._validation = attack, data, validation
+        self._start = time.perf_counter() - seconds
+
+    def through(self, device: torch.device, optimizer: dict[str, Tensor] | None) -> Training:
+        """Trains the epochs that are left."""
+        config = self._config
+        self._set = TrainingSet(self._data[0].to(device), self._data[1].to(device).long())
+        if self._validation is not None:
+            self._validation = self._validation[0].to(device), self._validation[1].to(device)
+        self._check_fit()
+        self._model.train()
+        self._stepper = self._build()
+        if optimizer is not None:
+            self._stepper.load(optimizer)
+        for epoch in range(len(self._log), config.epochs):
+            record = self._epoch(epoch, self._refresh(epoch))
+            self._log.append(record)
+            self._folder.log(record)
+            seconds, done = time.perf_counter() - self._start, epoch + 1 == config.epochs
+            # An attack is made on weights that a run which goes on must find.
+            now = done or (self._attack is not None and config.attacks_before(epoch + 1))
+            optimizer = {} if done else self._stepper.state()
+            self._folder.save(self._model, optimizer, config, self._log, seconds, now=now)
+            self._progress(record)
+        return Training(tuple(self._log), seconds)
+
+    def _check_fit(self) -> None:
+        """Whether model, rows and attack go together, before an epoch is spent."""
+        self._model.eval()
+        with torch.no_grad():
+            logits = self._model(self._set.x[:1])
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+            raise ValueError(f"model must return logits of shape (n, classes), got {describe(logits)} for one row")
+        classes = logits.shape[1]
+        for name, y in (("data", self._set.y), ("validation", self._validation and self._validation[1])):
+            if y is not None and not 0 <= int(y.min()) <= int(y.max()) < classes:
+                raise ValueError(
+                    f"{name} must have labels in 0 .. {classes - 1}, the classes of the model, got "
+                    f"{int(y.min())} .. {int(y.max())}"
+                )
+        if self._attack is not None:
+            rehearse(self._attack, self._model, self._set.x, (logits.argmax(1) + 1) % classes)
+
+    def _build(self) -> Stepper:
+        x, y, batch = self._set.x, self._set.y, self._config.batch
+        graph = x.device.type == "cuda" if self._config.graph is None else self._config.graph
+        if not graph or len(x) < batch:
+            return Stepper(self._model, self._config)
+        try:
+            return GraphStepper(self._model, self._config, x[:batch], y[:batch])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ValueError(f"graph must be False for this model, whose step cannot be captured: {error}") from error
+
+    def _refresh(self, epoch: int) -> float:
+        """Has the X' of an epoch in its place; the seconds of the attack, if it belongs to this very epoch."""
+        config, x, y = self._config, self._set.x, self._set.y
+        since = epoch - epoch % config.refresh
+        if self._attack is None or since == self._set.since:
+            return 0.0
+        found = self._folder.found(since) or Found.nothing(since, x)
+        if epoch > since and found.done < len(x):
+            raise ValueError(
+                f"out must hold all rows appended before epoch {since}, got {found.done} of {len(x)} attacked"
+            )
+        self._model.eval()
+        steps = search(self._attack, self._model, x, y, found, seed=config.seed, batch=config.attack_batch)
+        for found in steps:
+            self._folder.keep(found)
+            self._progress(self._stage(found))
+        self._model.train()
+        self._set.append(found)
+        return found.seconds if epoch == since else 0.0
+
+    def _stage(self, found: Found) -> AttackStage:
+        n, epoch, epochs = len(self._set.x), found.epoch, self._config.epochs
+        share = found.done / n
+        rest = seconds_left(
+            epochs - epoch,
+            self._log[-1].seconds / (n + self._log[-1].appended) * (n + len(found.rows) / share),
+            self._attacks_after(epoch) + 1 - share,
+            found.seconds / share,
+        )
+        return AttackStage(epoch, epochs, found.done, n, len(found.rows), found.seconds, rest)
+
+    def _epoch(self, epoch: int, attack_seconds: float) -> Epoch:
+        start, config, rows = time.perf_counter(), self._config, self._set
+        order = torch.randperm(len(rows), generator=generator(config.seed, "order", epoch), device="cpu")
+        if len(order) % config.batch == 1 and len(order) > 1 and self._has_batch_norm():
+            order = order[:-1]
+        _seed(rows.x.device, generator(config.seed, "model", epoch).initial_seed())
+        batches = order.to(rows.x.device).split(config.batch)
+        rates = config.rates_of(epoch, len(batches))
+        for batch, rate in zip(batches, torch.tensor(rates, device=rows.x.device), strict=True):
+            self._stepper.rate.copy_(rate)
+            self._stepper.step(rows.points[batch], rows.labels[batch])
+        loss, right = (total / len(order) for total in self._stepper.take())
+        if not math.isfinite(loss):
+            raise ValueError(f"rates must be lower for this model, the loss of epoch {epoch} is {loss}")
+        accuracy = self._validate()
+        seconds = time.perf_counter() - start
+        attacks = [attack_seconds, *(done.attack_seconds for done in reversed(self._log))]
+        return Epoch(
+            epoch=epoch,
+            epochs=config.epochs,
+            loss=loss,
+            train_accuracy=right,
+            validation_accuracy=accuracy,
+            rate=rates[-1],
+            appended=rows.appended,
+            seconds=seconds,
+            attack_seconds=attack_seconds,
+            seconds_left=seconds_left(
+                config.epochs - epoch - 1, seconds, self._attacks_after(epoch), next(filter(None, attacks), None)
+            ),
+        )
+
+    def _attacks_after(self, epoch: int) -> int:
+        if self._attack is None:
+            return 0
+        return sum(self._config.attacks_before(later) for later in range(epoch + 1, self._config.epochs))
+
+    def _has_batch_norm(self) -> bool:
+        return any(isinstance(module, _BatchNorm) for module in self._model.modules())
+
+    def _validate(self) -> float | None:
+        if self._validation is None:
+            return None
+        x, y = self._validation
+        self._model.eval()
+        with torch.no_grad(), prepared(self._model):
+            right = [
+                (self._model(some).argmax(1) == labels).sum()
+                for some, labels in zip(x.split(_VALIDATED), y.split(_VALIDATED), strict=True)
+            ]
+        self._model.train()
+        return int(torch.stack(right).sum()) / len(x)
+
+
+@contextmanager
+def _given_back(model: nn.Module) -> Iterator[None]:
+    """A model ends in the mode and with the gradients it came with."""
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """What a model draws from, dropout for one; torch gives it no other generator."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def _checked_model(model: nn.Module, config: TrainConfig) -> torch.device:
+    """The device of a model; raises if it cannot be trained."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be an nn.Module, got {model!r}")
+    devices = {p.device for p in model.parameters() if p.requires_grad}
+    if len(devices) != 1:
+        raise ValueError(f"model must have parameters to train, all on one device, got {len(devices)} devices")
+    odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ValueError(f"model must have tensors alone in its state, got {odd[0]}")
+    (device,) = devices
+    if config.graph and device.type != "cuda":
+        raise ValueError(f"graph must be False or None for a model on {device}, got True")
+    return device
+
+
+def _check_rows(name: str, rows: tuple[Tensor, Tensor]) -> None:
+    if not isinstance(rows, tuple) or len(rows) != 2:
+        raise ValueError(f"{name} must be a tuple (x, y), got {describe(rows)}")
+    x, y = rows
+    if not isinstance(x, Tensor) or x.ndim < 2 or not x.is_floating_point() or not len(x):
+        raise ValueError(f"{name} must have a floating-point x of shape (n, ...), n >= 1, got {describe(x)}")
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
+        raise ValueError(f"{name} must have an integer y of shape ({len(x)},), got {describe(y)}")
+    if not x.isfinite().all():
+        raise ValueError(f"{name} must have a finite x, got NaN or infinity")

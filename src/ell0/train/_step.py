@@ -1,0 +1,155 @@
+"""One step of training: the only place where gradients are taken and weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ._config import TrainConfig
+
+WARM_UP = 3  # steps before a capture, as many as torch asks for
+_SECOND_BETA = 0.999
+
+
+class Stepper:
+    """A model in train mode, its optimizer and a step, by which it learns from a batch.
+
+    rate: the learning rate, a scalar on the device, which may be written to between steps.
+    totals: ``(2,)`` float64 on the device: the losses and the rows classified right, summed over rows until `take`.
+    """
+
+    mode = "eager"
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.model, self._config = model, config
+        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._device = next(iter(self._names)).device
+        self.rate = torch.tensor(config.rates[0], dtype=torch.float32, device=self._device)
+        self.totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self._optimizer = self._build()
+        self._forward: Callable[[Tensor], Tensor] = torch.compile(model) if config.compile else model
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Learns from a batch and gives its loss.  x: ``(m, ...)``.  y: ``(m,)``."""
+        # A smaller last batch would be compiled anew for every size.
+        return self._learn(self._forward if len(x) == self._config.batch else self.model, x, y)
+
+    def take(self) -> tuple[float, float]:
+        """The totals, which begin anew."""
+        loss, right = self.totals.tolist()
+        self.totals.zero_()
+        return loss, right
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of the optimizer, by their kind and the name of the parameter."""
+        return {
+            f"{kind}/{name}": tensor
+            for parameter, name in self._names.items()
+            for kind, tensor in self._optimizer.state[parameter].items()
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave."""
+        own = self.state()
+        if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
+            raise ValueError("the checkpoint must hold the optimizer's state for this model, and it does not")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+    def _learn(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        self._optimizer.zero_grad()
+        with torch.autocast(
+            x.device.type, torch.bfloat16, enabled=self._config.precision == "bf16", cache_enabled=False
+        ):
+            logits = forward(x)
+        loss = F.cross_entropy(logits.float() if self._config.precision == "bf16" else logits, y)
+        loss.backward()
+        self._optimizer.step()
+        loss = loss.detach()
+        self.totals += torch.stack((loss * len(y), (logits.detach().argmax(1) == y).sum()))
+        return loss
+
+    def _build(self) -> torch.optim.Optimizer:
+        """The fused kernels are the only ones that read the rate from the device, as a graph must."""
+        config, parameters = self._config, list(self._names)
+        if config.optimizer == "sgd":
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                parameters, self.rate, config.momentum, weight_decay=config.weight_decay, fused=True
+            )
+            kinds = ["momentum_buffer"] if config.momentum else []
+        else:
+            optimizer = torch.optim.Adam(
+                parameters, self.rate, (config.momentum, _SECOND_BETA), weight_decay=config.weight_decay,
+                fused=True, capturable=self._device.type == "cuda",
+            )  # fmt: skip
+            kinds = ["exp_avg", "exp_avg_sq"]
+        # Made here and not in the first step, so that a checkpoint and a graph have something to write to.
+        for parameter in parameters:
+            optimizer.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
+            if config.optimizer == "adam":
+                optimizer.state[parameter]["step"] = torch.zeros((), device=self._device)
+        return optimizer
+
+
+class GraphStepper(Stepper):
+    """The same, its step captured once in a CUDA graph and replayed for every batch of the shape of ``x``.
+
+    x, y: a batch to capture with; the model ends as it was, and no step is counted.
+    """
+
+    mode = "graph"
+
+    def __init__(self, model: nn.Module, config: TrainConfig, x: Tensor, y: Tensor) -> None:
+        super().__init__(model, config)
+        self._x, self._y = x.clone(), y.clone()
+        changed = [*model.parameters(), *model.buffers(), *self.state().values(), self.totals]
+        before = [tensor.detach().clone() for tensor in changed]
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                super().step(self._x, self._y)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        # Gradients are to be made inside the graph's own memory.
+        self._optimizer.zero_grad()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._loss = super().step(self._x, self._y)
+        # The steps of the warm-up are taken back in place, where the graph looks.
+        with torch.no_grad():
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """Learns from a batch and gives its loss, in a tensor that the next step may write to."""
+        if len(x) != len(self._x):
+            return self._learn(self.model, x, y)
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._graph.replay()
+        return self._loss
+
+
+@contextmanager
+def dense_precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Torch's own switches for products in float32 on a GPU; convolutions would be in TF32 if nobody said otherwise."""
+    if device.type != "cuda":
+        yield
+        return
+    # The newer names can always be read, and writing to the older ones keeps both in step.
+    matmul = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    convolution = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    try:
+        _allow_tf32(config.precision == "tf32", config.precision == "tf32")
+        yield
+    finally:
+        _allow_tf32(matmul, convolution)
+
+
+def _allow_tf32(matmul: bool, convolution: bool) -> None:
+    torch.set_float32_matmul_precision("high" if matmul else "highest")
+    torch.backends.cudnn.allow_tf32 = convolution

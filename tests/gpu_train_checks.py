@@ -1,0 +1,211 @@
+"""Checks of training that need a GPU, torch and numpy alone: ``python tests/gpu_train_checks.py [NAME ...]``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ell0 import L0Ball, models, train
+from ell0.attacks import sparse_rs
+from ell0.train import TrainConfig, fit
+from ell0.train._step import GraphStepper, Stepper
+
+STEPS = 20
+CONFIG = TrainConfig(epochs=5, batch=64, rates=(0.05, 0.02), refresh=2, attack_batch=100)
+ATTACK = partial(sparse_rs, ball=L0Ball(5, low=-100.0, high=100.0), queries=20)
+
+
+def rows(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Noise around one image for each class, in [-1, 1], most of it at -1 as in MNIST."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(10, (n,), generator=g)
+    classes = torch.rand(10, 1, 28, 28, generator=torch.Generator().manual_seed(99))
+    x = (classes[y] + 0.2 * torch.randn(n, 1, 28, 28, generator=g)).clamp(0, 1)
+    return torch.where(x < 0.7, -1.0, 2 * x - 1), y
+
+
+def network(norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = models.mlp(10, hidden=(128, 64))
+    if norm:
+        layers = nn.Sequential(nn.BatchNorm2d(1), *layers, nn.Dropout(0.1))
+    return layers.to("cuda")
+
+
+def close(one: nn.Module, other: nn.Module, most: float = 1e-4) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        difference = float((a.double() - b.double()).abs().max())
+        assert difference <= most, f"{name} differs by {difference}"
+
+
+def equal(one: nn.Module, other: nn.Module) -> None:
+    close(one, other, 0.0)
+
+
+def train_both(config: TrainConfig, norm: bool = False) -> None:
+    """20 steps under a schedule, one of them on a smaller batch, eager and from a graph."""
+    x, y = (t.cuda() for t in rows(config.batch * STEPS))
+    networks = network(norm), network(norm)
+    for model in networks:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # a graph draws other numbers
+    before = {name: tensor.clone() for name, tensor in networks[0].state_dict().items()}
+    eager = Stepper(networks[0], config)
+    graph = GraphStepper(networks[1], config, x[: config.batch], y[: config.batch])
+    equal(*networks)
+    for i in range(STEPS):
+        part = slice(i * config.batch, (i + 1) * config.batch - (17 if i == 7 else 0))
+        rate = config.rates_of(i * config.epochs // STEPS, 1)[0]
+        losses = []
+        for stepper in (eager, graph):
+            stepper.rate.fill_(rate)
+            losses.append(float(stepper.step(x[part], y[part])))
+        assert abs(losses[0] - losses[1]) <= 1e-4, f"step {i} has the losses {losses}"
+    close(*networks)
+    moved = max(float((t.double() - before[name].double()).abs().max()) for name, t in networks[0].state_dict().items())
+    assert moved > 1e-3, "nothing was learnt, so nothing was compared"
+    (loss, right), (loss_, right_) = eager.take(), graph.take()
+    assert abs(loss - loss_) <= 1e-3 * loss
+    assert abs(right - right_) <= 2
+
+
+def check_graph_and_eager() -> None:
+    train_both(CONFIG)
+
+
+def check_adam_in_a_graph() -> None:
+    train_both(replace(CONFIG, optimizer="adam", rates=(0.001, 0.0005)))
+
+
+def check_batch_norm_in_a_graph() -> None:
+    train_both(replace(CONFIG, weight_decay=1e-3), norm=True)
+
+
+def check_fit_with_and_without_graphs() -> None:
+    """A last batch that is smaller, a rate that changes at every step, X' of an attack before the last epoch."""
+    config = replace(CONFIG, schedule="cosine", rates=(0.05,), warm_up=0.1, epochs=3)
+    networks, trainings = (network(), network()), []
+    for model, graph in zip(networks, (False, True), strict=True):
+        trainings.append(fit(model, rows(330), replace(config, graph=graph), validation=rows(100, seed=1)))
+    close(*networks)
+    for one, other in zip(*(training.epochs for training in trainings), strict=True):
+        assert abs(one.loss - other.loss) <= 1e-4
+        assert one.rate == other.rate
+    training = fit(network(), rows(330), replace(config, graph=True), ATTACK)
+    assert training.appended > 0
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(out: Path | None, stop: int | None = None) -> nn.Module:
+    events = itertools.count()
+
+    def progress(_: object) -> None:
+        if next(events) == stop:
+            raise Killed
+
+    model = network(norm=True)
+    fit(model, rows(330), CONFIG, ATTACK, validation=rows(100, seed=1), out=out, progress=progress)
+    return model
+
+
+def check_resume() -> None:
+    """The same bits as without a stop, statistics and dropout included."""
+    whole = run(None)
+    equal(run(None), whole)
+    for stop in (0, 1, 3, 6, 8):
+        with tempfile.TemporaryDirectory() as folder:
+            stopped = False
+            try:
+                run(Path(folder), stop)
+            except Killed:
+                stopped = True
+            assert stopped
+            equal(run(Path(folder)), whole)
+            equal(load(folder), whole)
+
+
+def load(folder: str) -> nn.Module:
+    model = network(norm=True)
+    train.load_checkpoint(folder).into(model)
+    return model
+
+
+def check_no_step_waits_for_the_device() -> None:
+    x, y = (t.cuda() for t in rows(64))
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).cuda()
+    rates, order = torch.tensor([0.1, 0.2], device="cuda"), torch.arange(64, device="cuda")
+    for stepper in (GraphStepper(network(), CONFIG, x, y), Stepper(dense, CONFIG)):
+        stepper.step(x, y)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for rate in rates:
+                stepper.rate.copy_(rate)
+                stepper.step(x[order], y[order])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def check_precisions() -> None:
+    """Each trains, compiled or not, and torch's switches end as they were."""
+    switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.allow_tf32
+    kinds: list[dict[str, Any]] = [{"precision": "tf32"}, {"precision": "bf16"}, {"compile": True}]
+    for kind in kinds:
+        training = fit(network(), rows(640), replace(CONFIG, **kind))
+        assert training.loss < training.epochs[0].loss, kind
+    after = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.allow_tf32
+    assert (after[0] == "tf32", after[1]) == (switches[0] == "tf32", switches[1])
+
+
+def check_speed() -> None:
+    """No check: what an epoch of MNIST's size costs, F(10) and F(0)."""
+    x, y = rows(60_000)
+    for k in (0, 10):
+        torch.manual_seed(0)
+        training = fit(models.mlp(k).cuda(), (x, y), TrainConfig(epochs=4))
+        print(f"  F({k}): {min(epoch.seconds for epoch in training.epochs):.3f} s an epoch of 60,000 rows")
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "graph": check_graph_and_eager,
+    "adam": check_adam_in_a_graph,
+    "norm": check_batch_norm_in_a_graph,
+    "fit": check_fit_with_and_without_graphs,
+    "resume": check_resume,
+    "sync": check_no_step_waits_for_the_device,
+    "precisions": check_precisions,
+    "speed": check_speed,
+}
+
+
+def main(names: list[str]) -> int:
+    if not torch.cuda.is_available():
+        print("skipped: torch finds no CUDA GPU")
+        return 0
+    failed = 0
+    for name in names or CHECKS:
+        start = time.perf_counter()
+        try:
+            CHECKS[name]()
+            verdict = "ok"
+        except Exception as error:
+            verdict, failed = f"FAILED: {type(error).__name__}: {error}", failed + 1
+        print(f"{name}: {verdict} ({time.perf_counter() - start:.1f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
