@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from ell0.nn import InputTruncation, TruncatedLinear, prepared
+from ell0.nn import InputClamp, InputTruncation, TruncatedLinear, prepared
 from ell0.ops import truncated_linear
 
 inf, nan = math.inf, math.nan
@@ -240,3 +240,14 @@ def test_prepared_weights_serve_every_call_inside() -> None:
             with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
                 model(x)
         model(x)
+
+
+def test_input_clamp_clips_to_its_box_and_lets_nan_pass() -> None:
+    x = torch.tensor([[-inf, -2.0, -1.0, 0.25, 1.0, 100.0, inf, nan]])
+    want = torch.tensor([[-1.0, -1.0, -1.0, 0.25, 1.0, 1.0, 1.0, nan]])
+    torch.testing.assert_close(InputClamp()(x), want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(InputClamp(0, 0.5)(x)[0, :4], torch.tensor([0.0, 0.0, 0.0, 0.25]), rtol=0, atol=0)
+    assert "low=-1.0, high=1.0" in repr(InputClamp())
+    for low, high in ((1.0, 0.0), (nan, 1.0)):
+        with pytest.raises(ValueError, match="low must be at most high, got"):
+            InputClamp(low, high)

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import attacks, data, models, nn, ops
+from . import attacks, data, models, nn, ops, recipe, train
 from .attacks import ATTACKS
 from .evaluation import evaluate
 from .nn import truncate
@@ -19,6 +19,8 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "recipe",
+    "train",
     "truncate",
     "truncated_linear",
 ]

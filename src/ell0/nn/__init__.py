@@ -1,6 +1,6 @@
 """Layers whose sums drop their extreme terms, and the surgery that puts one into any model."""
 
-from .layers import InputTruncation, TruncatedLinear, prepared
+from .layers import InputClamp, InputTruncation, TruncatedLinear, prepared
 from .surgery import truncate
 
-__all__ = ["InputTruncation", "TruncatedLinear", "prepared", "truncate"]
+__all__ = ["InputClamp", "InputTruncation", "TruncatedLinear", "prepared", "truncate"]

@@ -118,6 +118,30 @@ def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
     return torch.where(keep, weight, 0.0) * torch.where(keep, x, 0.0) * whole
 
 
+class InputClamp(nn.Module):
+    """Clips every number of its input to ``[low, high]``; NaN passes.
+
+    The plainest answer to an attacker without bounds, and a baseline: behind it, values beyond the box are worth those
+    at its ends, so beta = 100 is no stronger than beta = 1.
+
+    Args:
+        low, high: numbers, ``low <= high``; by default those of images here.
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+        super().__init__()
+        if not low <= high:
+            raise ValueError(f"low must be at most high, got low={low!r} and high={high!r}")
+        self.low, self.high = low, high
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and result: ``(n, ...)``."""
+        return x.clamp(self.low, self.high)
+
+    def extra_repr(self) -> str:
+        return f"low={self.low}, high={self.high}"
+
+
 def check_shape(name: str, shape: object) -> tuple[int, ...]:
     """The shape as a tuple; raises unless it is a sequence of positive ints."""
     if (

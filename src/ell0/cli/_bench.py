@@ -1,79 +1,23 @@
-"""The command line: the only place where its words become objects."""
+"""`ell0 bench`."""
 
 from __future__ import annotations
 
-import inspect
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, data
-from .results import Results, Row
+from ..results import Results, Row
+from ._common import Device, Json, Quiet, check_out, command_words, hand_over, use_threads
 
-app = App(
-    name="ell0",
-    version=__version__,
-    help="Classifiers that survive sparse (L0) attacks: an attacker who changes a few inputs, by any amount.",
-    suppress_keyboard_interrupt=False,
-)
-data_app = App(name="data", help="Data sets: what is here, and fetching what is not.")
-bench_app = App(name="bench", help="Benchmarks: ratios in one run, of checked results.")
-app.command(data_app)
-app.command(bench_app)
-
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
-Device = Literal["cpu", "cuda"]
-Quiet = Annotated[bool, Parameter(name="--quiet", negative="", help="No progress on standard error.")]
+app = App(name="bench", help="Benchmarks: ratios in one run, of checked results.")
 
 
-@data_app.command(name="get")
-def data_get(name: str, /, *, root: Path | None = None) -> None:
-    """Fetch a data set, check it, and say where it lies.
-
-    Example: ell0 data get mnist
-
-    Parameters
-    ----------
-    name
-        mnist, fashion-mnist or cifar10 (digits come with scikit-learn).
-    root
-        Where to put it: this folder, else $ELL0_DATA, else the user cache.
-    """
-    print(data.get(name, root))
-
-
-@data_app.command(name="list")
-def data_list(*, root: Path | None = None, as_json: Json = False) -> None:
-    """Say which data sets are here, whole or not.
-
-    Example: ell0 data list
-
-    Parameters
-    ----------
-    root
-        Where to look: this folder alone, else $ELL0_DATA and the user cache.
-    """
-    found = data.status(root)
-    if as_json:
-        print(json.dumps([asdict(status) for status in found], default=str))
-        return
-    table = Table("set", "where", "problem", box=None)
-    for status in found:
-        table.add_row(status.name, str(status.where or "-"), status.problem or "")
-    Console().print(table)
-
-
-@bench_app.command(name="layer")
+@app.command(name="layer")
 def bench_layer(
     *,
     device: Device = "cpu",
@@ -109,20 +53,20 @@ def bench_layer(
     seed
         Of inputs and weights, 0 to 2**64 - 1.
     """
-    from . import bench
+    from .. import bench
 
-    _use_threads(threads)
+    use_threads(threads)
     if out is not None:
-        _check_out(out)
+        check_out(out)
     console = Console(stderr=True, quiet=quiet)
     options: dict[str, Any] = {"device": device, "quick": quick, "require_mnist": require_mnist, "seed": seed}
-    command = _command("ell0 bench layer", bench_layer, options | {"threads": threads})
+    command = command_words("ell0 bench layer", bench_layer, options | {"threads": threads})
     with console.status("") as status:
         results = bench.layer(**options, root=root, command=command, progress=lambda line: status.update(line))
-    _hand_over(results, out, as_json, console, _show_layer)
+    hand_over(results, out, as_json, console, _show_layer)
 
 
-@bench_app.command(name="train")
+@app.command(name="train")
 def bench_train(
     *,
     device: Device = "cpu",
@@ -163,11 +107,11 @@ def bench_train(
     seed
         Of weights and of the order of images, 0 to 2**64 - 1.
     """
-    from . import bench
+    from .. import bench
 
-    _use_threads(threads)
+    use_threads(threads)
     if out is not None:
-        _check_out(out)
+        check_out(out)
     console = Console(stderr=True, quiet=quiet)
     options: dict[str, Any] = {
         "device": device,
@@ -177,13 +121,13 @@ def bench_train(
         "require_mnist": require_mnist,
         "seed": seed,
     }
-    command = _command("ell0 bench train", bench_train, options | {"threads": threads})
+    command = command_words("ell0 bench train", bench_train, options | {"threads": threads})
     with console.status("") as status:
         results = bench.train(**options, root=root, command=command, progress=lambda line: status.update(line))
-    _hand_over(results, out, as_json, console, _show_train)
+    hand_over(results, out, as_json, console, _show_train)
 
 
-@bench_app.command(name="attacks")
+@app.command(name="attacks")
 def bench_attacks(
     *,
     device: Device = "cpu",
@@ -231,11 +175,11 @@ def bench_attacks(
     seed
         Of training and attacks, 0 to 2**64 - 1.
     """
-    from . import bench
+    from .. import bench
 
-    _use_threads(threads)
+    use_threads(threads)
     if out is not None:
-        _check_out(out)
+        check_out(out)
     console = Console(stderr=True, quiet=quiet)
     options: dict[str, Any] = {
         "images": images,
@@ -248,7 +192,7 @@ def bench_attacks(
     }
     # What is not given is left to the function: the two have defaults of their own.
     given = {name: value for name, value in options.items() if value is not None}
-    command = _command("ell0 bench attacks", bench_attacks, {"device": device, **given, "threads": threads})
+    command = command_words("ell0 bench attacks", bench_attacks, {"device": device, **given, "threads": threads})
     run: Callable[..., Results] = bench.attacks
     if device == "cuda":
         for name in ("epochs", "reference"):
@@ -258,52 +202,7 @@ def bench_attacks(
     with console.status("attacks"):
         # A line stays: it may say that a peer failed.
         results = run(**given, root=root, command=command, progress=lambda line: console.out(line, highlight=False))
-    _hand_over(results, out, as_json, console, _show_attacks)
-
-
-def _command(words: str, function: Callable[..., None], given: Mapping[str, object]) -> str:
-    """The command that does the same again: what was given beyond the defaults; of a file the name, not the place."""
-    parameters = inspect.signature(function).parameters
-    for name, value in given.items():
-        if value != parameters[name].default:
-            words += f" --{name.replace('_', '-')}"
-            words += "" if value is True else f" {value.name if isinstance(value, Path) else value}"
-    return words
-
-
-def _use_threads(threads: int | None) -> None:
-    import torch
-
-    if threads is None:
-        return
-    processors = os.cpu_count() or 1
-    if not 1 <= threads <= processors:
-        raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
-    torch.set_num_threads(threads)
-
-
-def _hand_over(
-    results: Results, out: Path | None, as_json: bool, console: Console, show: Callable[[Results], None]
-) -> None:
-    # Shown first: where the disk is full by now, the figures are not lost.
-    if as_json:
-        print(json.dumps(asdict(results)))
-    else:
-        show(results)
-    if out is not None:
-        results.save(out)
-        console.print(f"written to {out}")
-
-
-def _check_out(out: Path) -> None:
-    """Raises where a results file cannot be written, before the work whose results it is to hold."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
-    except OSError as error:
-        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
-    if out.exists() and not out.is_file():
-        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
+    hand_over(results, out, as_json, console, _show_attacks)
 
 
 def _show_layer(results: Results) -> None:
@@ -363,20 +262,3 @@ def _value(row: Row) -> str:
 def _ratio(row: Row) -> str:
     times = f"{row['value']:.1f}" if row["value"] < 20 else f"{row['value']:.0f}"
     return f"1/{times} of {row['to']}" if row["unit"] == "x faster" else f"{times}x {row['to']}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line. An error the user can mend is one sentence and exit code 1; a wrong word is 2."""
-    try:
-        app(argv, exit_on_error=False, print_error=True, result_action="return_value")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except CycloptsError:  # printed already, with what it may have meant
-        return 2
-    except (OSError, ValueError, ImportError) as error:
-        print(f"ell0: {error}", file=sys.stderr)
-        return 1
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0

@@ -1,0 +1,188 @@
+"""`ell0 attack`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import torch
+from cyclopts import Parameter
+from rich.console import Console
+from torch import Tensor, nn
+
+from .. import data as sets
+from .. import recipe
+from ..evaluation import evaluate
+from ..results import Results
+from ..threat import L0Ball
+from ..train import load_checkpoint
+from ._common import AttackLine, Json, Quiet, check_out, command_words, hand_over
+
+_TOO_FEW = 3  # the exit code
+
+
+def attack(
+    model: str,
+    /,
+    *,
+    data: str | None = None,
+    attacks: Annotated[list[str] | None, Parameter(name="--attack", negative="")] = None,
+    budget: int = 5,
+    beta: float = 1.0,
+    unit: Literal["feature", "pixel"] = "feature",
+    queries: int = 1000,
+    steps: int = 100,
+    rows: int | None = None,
+    batch: int = 512,
+    seed: int = 0,
+    fail_under: float | None = None,
+    device: str | None = None,
+    root: Path | None = None,
+    out: Path | None = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Attack a model: a checkpoint of a run, or one of your own.
+
+    Examples: ell0 attack runs/digits/f4 --budget 3 --beta 100
+              ell0 attack my_package.models:build --data mine.npz --rows 500 --out attacked.json
+              ell0 attack runs/digits/f4 --attack sparse_rs --attack adaptive --fail-under 0.6
+
+    Parameters
+    ----------
+    model
+        A checkpoint (its folder or .safetensors file), or package.module:name of a model, or of a callable that makes
+        one; such a module may lie in the current folder.
+    data
+        digits, mnist, fashion-mnist or cifar10 (their test split), or a .npz file with arrays x and y; of a checkpoint
+        the data set it was trained on, if nothing else is said.
+    attacks
+        By name, and again for more; without it all of them, gradients and two value sets.
+    budget
+        Units that may change.
+    beta
+        A changed number becomes a value from -beta to beta.
+    unit
+        What counts as one change: a feature, or a pixel with all its channels.
+    queries
+        Of attacks that search, for each row.
+    steps
+        Of attacks by gradients, for each row.
+    rows
+        The first so many of the data; without it all.
+    batch
+        Rows that are attacked together.
+    seed
+        Of the attacks.
+    fail_under
+        A share: the exit code is 3 where robust accuracy is below it.
+    device
+        cpu or cuda; without it a GPU where there is one.
+    root
+        Where the data lies: this folder, else $ELL0_DATA, else the user cache.
+    out
+        Write the results file here.
+    """
+    if fail_under is not None and not 0 <= fail_under <= 1:
+        raise ValueError(f"fail_under must lie in [0, 1], got {fail_under}")
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows must be an int >= 1, got {rows}")
+    if not 0 < beta < float("inf"):
+        raise ValueError(f"beta must be a number > 0, got {beta}")
+    if out is not None:
+        check_out(out)
+    ball = L0Ball(budget, unit, -beta, beta)
+    cascade = recipe.cascade(attacks, queries=queries, steps=steps)
+    place = recipe.device_of(device)
+    network, card = _model(model)
+    x, y = _data(data or card.get("data"), root)
+    x, y = x[:rows].to(place), y[:rows].to(place)
+    if isinstance(network, nn.Module):
+        network = network.to(place).eval()
+    _check_answers(network, x)
+    named = Path(model).name if card else model
+    results = Results.here("attack", f"ell0 attack {named}", seeds=[seed], device=place)
+    results.command += "".join(f" --attack {name}" for name in attacks or ())
+    source = data if data is None or data in sets.NAMES else Path(data)
+    what = {
+        "budget": budget,
+        "beta": beta,
+        "unit": unit,
+        "queries": queries,
+        "steps": steps,
+        "rows": rows,
+        "seed": seed,
+    }
+    results.command = command_words(results.command, attack, {"data": source, **what})
+    with redirect_stderr(AttackLine(sys.stderr, None)) if quiet else nullcontext():
+        evaluation = evaluate(network, x, y, ball, cascade, batch=batch, seed=seed, progress=not quiet)
+    results.seconds = round(sum(evaluation.seconds), 1)
+    results.rows = evaluation.rows(classifier=card.get("classifier", named), beta=beta)
+    hand_over(results, out, as_json, Console(stderr=True, quiet=quiet), lambda _: print(evaluation))
+    return _TOO_FEW if fail_under is not None and evaluation.robust_accuracy < fail_under else 0
+
+
+def _model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """The model, and the card of its checkpoint; an empty one, if it has none."""
+    path = Path(words)
+    if path.exists() or path.suffix == ".safetensors":
+        return _from_checkpoint(path)
+    module, colon, name = words.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"model must be a checkpoint that is there, or package.module:name, got {words!r}")
+    return _imported(words, module, name), {}
+
+
+def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    if path.is_dir() and not (path / "checkpoint.safetensors").exists():
+        inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
+        hint = f"; there are {inside}" if inside else ""
+        raise FileNotFoundError(f"model must be a checkpoint, but {str(path)!r} has no checkpoint.safetensors{hint}")
+    checkpoint = load_checkpoint(path)
+    try:
+        network = recipe.model(checkpoint.card)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give a model of your own as package.module:name") from error
+    checkpoint.into(network)
+    return network, checkpoint.card
+
+
+def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"model must name something in {module}, got {words!r}{hint}")
+        found = getattr(found, part)
+    model: Any = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not callable(model):
+        raise ValueError(f"model must name a model, or a callable that makes one, got {words!r}, which gives {model!r}")
+    return cast(Callable[[Tensor], Tensor], model)
+
+
+def _data(words: str | None, root: Path | None) -> tuple[Tensor, Tensor]:
+    if words is None:
+        raise ValueError("data must be given for this model: digits, mnist, fashion-mnist, cifar10 or a .npz file")
+    if words in sets.NAMES or not (words.endswith(".npz") or Path(words).exists()):
+        return sets.load(words, "test", root)
+    return recipe.arrays(words)
+
+
+def _check_answers(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Raises unless the model gives logits for a row of the data."""
+    try:
+        with torch.no_grad():
+            logits = model(x[:1])
+    except (RuntimeError, ValueError) as error:
+        shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
+        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+        raise ValueError(f"model must give logits of shape (n, classes), got {logits!r}")

@@ -1,0 +1,88 @@
+"""What the commands share."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from ..results import Results
+
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
+Device = Literal["cpu", "cuda"]
+Quiet = Annotated[bool, Parameter(name="--quiet", negative="", help="No progress on standard error.")]
+
+
+def command_words(words: str, function: Callable[..., object], given: Mapping[str, object]) -> str:
+    """The command that does the same again: what was given beyond the defaults; of a file the name, not the place."""
+    parameters = inspect.signature(function).parameters
+    for name, value in given.items():
+        if value != parameters[name].default:
+            words += f" --{name.replace('_', '-')}"
+            words += "" if value is True else f" {value.name if isinstance(value, Path) else value}"
+    return words
+
+
+def use_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is None:
+        return
+    processors = os.cpu_count() or 1
+    if not 1 <= threads <= processors:
+        raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
+    torch.set_num_threads(threads)
+
+
+def hand_over(
+    results: Results, out: Path | None, as_json: bool, console: Console, show: Callable[[Results], None]
+) -> None:
+    # Shown first: where the disk is full by now, the figures are not lost.
+    if as_json:
+        print(json.dumps(asdict(results)))
+    else:
+        show(results)
+    if out is not None:
+        results.save(out)
+        console.print(f"written to {out}")
+
+
+def check_out(out: Path) -> None:
+    """Raises where a results file cannot be written, before the work whose results it is to hold."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
+    except OSError as error:
+        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
+    if out.exists() and not out.is_file():
+        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
+
+
+class AttackLine(io.TextIOBase):
+    """Stands in for standard error: the line on which an attack says how far it is goes to ``show``; None: nowhere."""
+
+    _START = "\r\033[K"
+
+    def __init__(self, through: TextIO, show: Callable[[str], None] | None) -> None:
+        self._through, self._show = through, show
+
+    def isatty(self) -> bool:
+        return self._show is not None and self._through.isatty()
+
+    def write(self, text: str) -> int:
+        if self._show is not None and text.startswith(self._START):
+            self._show(text.removeprefix(self._START))
+            return len(text)
+        return self._through.write(text)
+
+    def flush(self) -> None:
+        self._through.flush()

@@ -1,0 +1,181 @@
+"""`ell0 run`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import recipe as recipes
+from ..recipe import Stage
+from ..results import Results, Row
+from ..train import Epoch
+from ._common import AttackLine, Json, Quiet
+
+_COLUMNS = 6  # budgets that a terminal has room for
+
+
+def run(
+    recipe: str = "digits",
+    /,
+    *,
+    out: Path | None = None,
+    device: str | None = None,
+    root: Path | None = None,
+    fresh: Annotated[bool, Parameter(negative="")] = False,
+    list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train, attack and report: one recipe, from data to a page.
+
+    Examples: ell0 run
+              ell0 run mnist-quick --out runs/first
+              ell0 run my-recipe.toml --device cpu
+              ell0 run --list
+
+    A run that was stopped, by Ctrl-C or worse, goes on when the same command is given again.
+
+    Parameters
+    ----------
+    recipe
+        One that comes with ell0, by its name, or a TOML file.
+    out
+        The run folder; without it runs/NAME. It must be new, or hold a run of the same recipe.
+    device
+        cpu or cuda; without it a GPU where there is one.
+    root
+        Where the data lies: this folder, else $ELL0_DATA, else the user cache.
+    fresh
+        Stop where the run folder holds a run already.
+    list_
+        Say which recipes there are, and do nothing.
+    """
+    if list_:
+        _list(as_json)
+        return
+    console = Console(file=sys.stderr, quiet=quiet)
+    try:
+        with _progress(console) as progress:
+            folder = recipes.run(recipe, out=out, device=device, resume=not fresh, root=root, progress=progress)
+    except KeyboardInterrupt:
+        options = {"--out": out, "--device": device, "--root": root}
+        words = [str(word) for option in options.items() if option[1] is not None for word in option]
+        raise KeyboardInterrupt(f"interrupted: go on with `{shlex.join(['ell0', 'run', recipe, *words])}`") from None
+    from .. import report
+
+    page = report.write([folder], folder / "report.html")
+    results = Results.load(folder / "results.json")
+    if as_json:
+        print(json.dumps({"run": str(folder), "page": str(page), "results": asdict(results)}))
+        return
+    _show(results)
+    print(f"page: {page}")
+
+
+def _list(as_json: bool) -> None:
+    summaries = {name: recipes.load(name).summary for name in recipes.names()}
+    if as_json:
+        print(json.dumps(summaries))
+        return
+    table = Table("recipe", "what it does", box=None)
+    for name, summary in summaries.items():
+        table.add_row(name, summary)
+    Console().print(table)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[Stage], None]]:
+    """On a terminal one line that changes; elsewhere a line for each stage."""
+    before = ""
+
+    def show(stage: Stage) -> None:
+        nonlocal before
+        head = f"{stage.number}/{stage.stages} {stage.what}"
+        if console.is_terminal:
+            before = head
+            status.update(escape(head if stage.training is None else f"{head}: {_words(stage)}"))
+        elif stage.training is None:
+            console.out(head, highlight=False)
+
+    with console.status("") as status:
+        attack = None if console.quiet else lambda text: status.update(escape(f"{before}: {text}"))
+        with redirect_stderr(AttackLine(sys.stderr, attack)):
+            yield show
+
+
+def _words(stage: Stage) -> str:
+    training = stage.training
+    assert training is not None
+    left = training.seconds_left
+    ending = "" if left is None else f", {int(left // 60)}:{int(left % 60):02d} left"
+    if not isinstance(training, Epoch):
+        return f"attacked {training.done} of {training.rows} rows, {training.appended} broken{ending}"
+    figures = f"loss {training.loss:.3g}, accuracy {100 * training.train_accuracy:.1f} %"
+    if training.validation_accuracy is not None:
+        figures += f", validation {100 * training.validation_accuracy:.1f} %"
+    return f"epoch {training.epoch + 1} of {training.epochs}, {figures}{ending}"
+
+
+def _show(results: Results) -> None:
+    """A line for each classifier: clean, under attack (the worst case, where it was measured), median distances."""
+    robust = _robust(results.rows)
+    budgets = sorted({row["budget"] for row in robust})
+    shown = budgets[:: -(-len(budgets) // _COLUMNS)] if budgets else []
+    medians = [row for row in results.rows if row["what"] == "median_distance"]
+    betas = sorted({row["beta"] for row in medians})
+    table = Table(box=None)
+    table.add_column("classifier", no_wrap=True)
+    for header in ("clean", *(f"{m} changed" for m in shown), *(f"distance to {beta:g}" for beta in betas)):
+        table.add_column(header, justify="right")
+    if robust:
+        first = robust[0]
+        print(f"right answers in per cent: {first['attack']}, values to {first['beta']:g}, n = {first['n']}")
+    clean = [row for row in results.rows if row["what"] == "clean_accuracy"]
+    for name in dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row):
+        cells = [_cell(clean, name)]
+        cells += [_cell(robust, name, budget=budget) for budget in shown]
+        cells += [_cell(medians, name, beta=beta) for beta in betas]
+        table.add_row(name, *cells)
+    Console().print(table)
+    if robust:
+        print(_verdict(robust))
+
+
+def _robust(rows: list[Row]) -> list[Row]:
+    """The figures that count: of the worst case where it was measured, of the widest box, of most queries."""
+    found = [row for row in rows if row["what"] == "robust_accuracy" and row.get("split") is None]
+    found = [row for row in found if row["attack"] == "worst case"] or found
+    for key in ("beta", "queries", "steps"):
+        most = max((row.get(key) or 0 for row in found), default=0)
+        found = [row for row in found if (row.get(key) or 0) == most]
+    return found
+
+
+def _cell(rows: list[Row], classifier: str, **what: object) -> str:
+    row = next((r for r in rows if r["classifier"] == classifier and all(r[key] == v for key, v in what.items())), None)
+    if row is None:
+        return ""
+    if row["what"] == "median_distance":
+        return f"{row['value']:g}"
+    return f"{100 * row['value']:.1f}"
+
+
+def _verdict(robust: list[Row]) -> str:
+    """The best classifier at the largest budget at which one keeps half of the rows, else at the least budget."""
+    held = [row["budget"] for row in robust if row["value"] >= 0.5]
+    budget = max(held) if held else min(row["budget"] for row in robust)
+    best = max((row for row in robust if row["budget"] == budget), key=lambda row: row["value"])
+    kept = f"{100 * best['value']:.1f} % ({100 * best['low']:.0f}-{100 * best['high']:.0f})"
+    changed = f"{budget} {best['unit']}{'' if budget == 1 else 's'} of each changed"
+    return f"{best['classifier']} keeps {kept} of {best['n']} rows right with {changed}, values to {best['beta']:g}."

@@ -1,0 +1,53 @@
+"""A few images, clean and attacked, for the page of a run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median_low
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..attacks import sparse_rs
+from ..results import write_whole
+from ..threat import L0Ball
+from ._data import Pair
+from ._recipe import Recipe, slug
+
+_IMAGES = 10
+_QUERIES = 500
+
+
+def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: Pair) -> None:
+    """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
+
+    As arrays: ``clean`` ``(m, channels, height, width)`` and ``labels``; for each classifier ``SLUG/adv``, and the
+    labels it gives to the clean images, ``SLUG/said``, and to the attacked ones, ``SLUG/says``. The attack is sparse_rs
+    with the middle one of the recipe's budgets and its widest box.
+    """
+    x, y = test
+    first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
+    budgets = [budget for task in recipe.tasks() for budget in task.budgets if budget]
+    beta = max((beta for measure in recipe.measures for beta in measure.beta), default=1.0)
+    ball = L0Ball(median_low(budgets) if budgets else 1, low=-beta, high=beta)
+    arrays = {"clean": x[first].numpy(), "labels": y[first].numpy()}
+    for name, network in networks.items():
+        device = next(network.parameters()).device
+        images, labels = x[first].to(device), y[first].to(device)
+        result = sparse_rs(network, images, labels, ball, queries=_QUERIES, generator=torch.Generator().manual_seed(0))
+        for part, points in (("said", images), ("says", result.x_best)):
+            arrays[f"{slug(name)}/{part}"] = _labels(network, points)
+        arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_whole(path, file.getvalue())
+
+
+def _labels(network: nn.Module, points: Tensor) -> npt.NDArray[np.int64]:
+    with torch.no_grad():
+        labels: Tensor = network(points).argmax(1)
+    return labels.cpu().numpy()

@@ -1,0 +1,421 @@
+"""A recipe: what a TOML file says, checked, as values."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from .. import data
+from ..attacks import ATTACKS, AttackResult
+from ..results import Row
+from ..threat import L0Ball, Unit
+from ..train import TrainConfig
+from ._data import Data
+from ._model import read_model
+from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+WORST = "worst case"
+"""What stands as the attack of a row that all of them decided together."""
+
+_OF_EVERY_ATTACK = ("generator", "rows", "target")
+_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags")
+_SCALAR = (str, bool, int, float)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack of ``ATTACKS`` with its parameters, as a recipe writes them, and the box that it may use."""
+
+    name: str
+    beta: float = 1.0
+    unit: Unit = "feature"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def ball(self, budget: int) -> L0Ball:
+        return L0Ball(budget, self.unit, -self.beta, self.beta)
+
+    def configured(self, **more: Any) -> Callable[..., AttackResult]:
+        given = {
+            key: torch.tensor(value, dtype=torch.float32) if isinstance(value, list) else value
+            for key, value in {**self.parameters, **more}.items()
+        }
+        return partial(ATTACKS[self.name], **given)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network and its training. attack: what it is trained against, with ``budget``; None: clean training."""
+
+    name: str
+    model: Mapping[str, Any]
+    training: TrainConfig
+    attack: Attack | None = None
+    budget: int = 0
+
+    @property
+    def k(self) -> int:
+        return int(self.model["k"])
+
+    @property
+    def slug(self) -> str:
+        """The name of its folder: ``F(10)`` has ``f10``."""
+        return slug(self.name)
+
+    @property
+    def row(self) -> Row:
+        """What every row of results on it says."""
+        return {"classifier": self.name, "k": self.k, "adversarial": self.attack is not None}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured on each of some classifiers.
+
+    budgets: "k" stands for the k of each classifier.  queries, steps: what an attack may spend, a figure for each.
+    beta: a figure for each.  rows: the first n of the split, None for all.  protocol: a label for the rows of results.
+    """
+
+    what: str
+    classifiers: tuple[str, ...]
+    attack: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    budgets: tuple[int, ...] | str = ()
+    queries: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    beta: tuple[float, ...] = ()
+    unit: Unit = "feature"
+    rows: int | None = None
+    split: str = "test"
+    protocol: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One evaluation of one classifier. row: what the rows of results made by it have in common."""
+
+    classifier: Classifier
+    measure: Measure
+    row: Row
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        return (self.classifier.k,) if isinstance(self.measure.budgets, str) else self.measure.budgets
+
+    def rows(self) -> list[Row]:
+        """What the rows of results say, without their figures; no two tasks of a recipe say the same."""
+        if self.measure.what != "worst_case":
+            return [self.row]
+        return [{**self.row, "budget": m, "beta": beta} for beta in self.measure.beta for m in self.budgets]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole of a run. text: the file as it was.  used: recipes whose classifiers are measured here too.
+
+    paper: figures of the paper, by the rows they belong to.  quoted: figures of others, not run here.
+    """
+
+    name: str
+    summary: str
+    text: bytes
+    seed: int
+    data: Data
+    used: tuple[Recipe, ...]
+    classifiers: tuple[Classifier, ...]
+    measures: tuple[Measure, ...]
+    paper: tuple[Row, ...]
+    quoted: tuple[Row, ...]
+
+    def everyone(self) -> dict[str, Classifier]:
+        """All classifiers that are measured, by name, the used ones first."""
+        own = chain.from_iterable(recipe.classifiers for recipe in (*self.used, self))
+        return {classifier.name: classifier for classifier in own}
+
+    def folders(self, out: Path) -> dict[str, Path]:
+        """Where each classifier of a run in ``out`` lies, by name; the used ones in the folders beside it."""
+        homes = [(recipe, out.parent / recipe.name) for recipe in self.used] + [(self, out)]
+        return {one.name: home / one.slug for recipe, home in homes for one in recipe.classifiers}
+
+    def tasks(self) -> list[Task]:
+        """Every evaluation of the run, in order."""
+        everyone = self.everyone()
+        return [
+            task
+            for measure in self.measures
+            for name in measure.classifiers
+            for task in _tasks(everyone[name], measure)
+        ]
+
+    def times(self) -> list[Row]:
+        """What the rows of results on training times say, without their figures."""
+        whats = ("training_seconds", "epoch_seconds", "attack_seconds")
+        return [{"what": what, **one.row} for one in self.everyone().values() for what in whats]
+
+    def figure(self, row: Row) -> Row:
+        """The row with the paper's figure, where there is one."""
+        for figure in self.paper:
+            if _belongs(figure, row):
+                return {**row, "paper": figure["value"]} | ({"paper_n": figure["n"]} if "n" in figure else {})
+        return row
+
+
+def names() -> tuple[str, ...]:
+    """The recipes that come with ell0."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+
+
+def identity(row: Row) -> Row:
+    """What a row of results says of itself, as `Task.rows` has it, without its figure."""
+    return {key: value for key, value in row.items() if key not in _FIGURE and not key.startswith("decided by ")}
+
+
+def slug(classifier: str) -> str:
+    """A name as that of a folder: lower case, letters, digits, hyphens and underscores."""
+    return "".join(c for c in classifier.lower() if c.isalnum() or c in "-_")
+
+
+def load(path_or_name: Path | str) -> Recipe:
+    """A recipe that comes with ell0, by its name, or a TOML file; checked as a whole, except against the data."""
+    path = _path(path_or_name)
+    try:
+        text = path.read_bytes()
+        content = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be TOML: {error}") from error
+    top = Table(path.name, content)
+    name = top.need("name", TEXT)
+    if slug(name) != name:
+        raise ValueError(f"{path.name}: name must be lower-case letters, digits and hyphens, got {name!r}")
+    summary, seed = top.need("summary", TEXT), top.take("seed", whole(0), 0)
+    used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
+    source = _data(top, path.parent)
+    for other in used:
+        if not source.is_like(other.data):
+            raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
+    written = [_classifier(table, seed) for table in top.tables("classifier")]
+    classifiers = tuple(chain.from_iterable(some for _, some in written))
+    groups = {pattern: tuple(one.name for one in some) for pattern, some in written}
+    groups |= {one.name: (one.name,) for one in chain(classifiers, *(other.classifiers for other in used))}
+    _check_names(path.name, [one for other in used for one in other.classifiers] + list(classifiers))
+    measures = tuple(_measure(table, groups, source) for table in top.tables("measure"))
+    paper, quoted = (tuple(_figure(table) for table in top.tables(key)) for key in ("paper", "quoted"))
+    top.close()
+    recipe = Recipe(name, summary, text, seed, source, used, classifiers, measures, paper, quoted)
+    _check_rows(path.name, recipe)
+    return recipe
+
+
+def _path(path_or_name: Path | str) -> Path:
+    shipped = SHIPPED / f"{path_or_name}.toml"
+    if isinstance(path_or_name, str) and path_or_name in names():
+        return shipped
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    near = get_close_matches(str(path_or_name), names(), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise FileNotFoundError(
+        f"recipe must be a TOML file or one of {', '.join(names())}, got {str(path_or_name)!r}{hint}"
+    )
+
+
+def _used(path: Path, name: str, other: str) -> Recipe:
+    """A recipe by its name: a file beside this one, that of the run beside this run, or one that comes with ell0."""
+    if other == name:
+        raise ValueError(f"{path.name}: use must name other recipes, got {other!r}")
+    places = (path.with_name(f"{other}.toml"), path.parent.parent / other / "recipe.toml")
+    found = next((place for place in places if place.is_file()), None)
+    recipe = load(other if found is None else found)
+    if recipe.used or not recipe.classifiers or recipe.name != other:
+        raise ValueError(f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}")
+    return recipe
+
+
+def _data(top: Table, folder: Path) -> Data:
+    table = top.table("data")
+    if table is None:
+        raise ValueError(f"{top.where}: the table [data] is missing")
+    name, npz = table.take("name", choice(*data.NAMES), None), table.take("npz", TEXT, None)
+    if (name is None) == (npz is None):
+        raise ValueError(f"{table.where}: must have name or npz, and not both")
+    rows, validation = table.take("train_rows", whole(1), None), table.take("validation", FLAG, False)
+    table.close()
+    return Data(name, None if npz is None else folder / npz, rows, validation)
+
+
+def _classifier(table: Table, seed: int) -> tuple[str, list[Classifier]]:
+    """The name as it is written, and the classifier; several, if ``{k}`` in the name stands for several values."""
+    pattern = table.need("name", TEXT)
+    words = table.table("model")
+    if words is None:
+        raise ValueError(f"{table.where}: the table [classifier.model] is missing")
+    model, ks = read_model(words)
+    if len(ks) > 1 and "{k}" not in pattern:
+        raise ValueError(f"{table.where}: name must have {{k}} in it where k has several values, got {pattern!r}")
+    training = table.table("training") or Table(f"{table.where}, training", {})
+    attack, budget = _training_attack(training.table("attack"))
+    given = training.rest([each.name for each in fields(TrainConfig)])
+    training.close()
+    table.close()
+    given = {"seed": seed, **given} | ({"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {})
+    try:
+        config = TrainConfig(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{training.where}: {error}") from error
+    one = Classifier("", model, config, attack, budget)
+    return pattern, [replace(one, name=pattern.replace("{k}", str(k)), model={**model, "k": k}) for k in ks]
+
+
+def _training_attack(table: Table | None) -> tuple[Attack | None, int]:
+    if table is None:
+        return None, 0
+    name, budget = table.need("name", choice(*ATTACKS)), table.need("budget", whole(1))
+    attack = Attack(name, table.take("beta", POSITIVE, 1.0), _unit(table), table.rest(_parameters(name)))
+    table.close()
+    _rehearse(table.where, attack)
+    return attack, budget
+
+
+def _parameters(attack: str) -> list[str]:
+    """The parameters of an attack that a recipe may set."""
+    parameters = inspect.signature(ATTACKS[attack]).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _OF_EVERY_ATTACK]
+
+
+def _rehearse(where: str, attack: Attack, **more: Any) -> None:
+    """Calls the attack on a row that is wrong from the start: it costs nothing, and wrong parameters raise."""
+
+    def model(x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
+
+    x, y = torch.zeros(1, 3, 2, 2), torch.ones(1, dtype=torch.int64)
+    try:
+        attack.configured(**more)(model, x, y, attack.ball(1))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _unit(table: Table) -> Unit:
+    return cast(Unit, table.take("unit", choice(*get_args(Unit)), "feature"))
+
+
+_WHATS = ("clean_accuracy", "robust_accuracy", "worst_case", "median_distance")
+
+
+def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) -> Measure:
+    what = table.need("what", choice(*_WHATS))
+    everyone = tuple(dict.fromkeys(chain.from_iterable(groups.values())))
+    chosen = table.take("classifiers", many(choice(*groups)), everyone)
+    base = Measure(
+        what,
+        tuple(dict.fromkeys(chain.from_iterable(groups.get(name, (name,)) for name in chosen))),
+        rows=table.take("rows", whole(1), None),
+        split=table.take("split", choice("test", "validation"), "test"),
+        protocol=table.take("protocol", TEXT, None),
+    )
+    if base.split == "validation" and not source.validation:
+        raise ValueError(f"{table.where}: split must be 'test' where data has not validation = true")
+    if what != "clean_accuracy":
+        base = replace(base, beta=table.take("beta", many(POSITIVE), (1.0,)), unit=_unit(table))
+    if what in ("robust_accuracy", "worst_case"):
+        written = table.need("budgets", ANYTHING)
+        base = replace(base, budgets="k" if written == "k" else table.need("budgets", many(whole(0))))
+    if what == "worst_case":
+        queries, steps = table.take("queries", whole(1), 1000), table.take("steps", whole(1), 100)
+        base = replace(base, queries=(queries,), steps=(steps,), beta=tuple(sorted(base.beta)))
+    elif what != "clean_accuracy":
+        base = _with_attack(table, base, "pointwise" if what == "median_distance" else "sparse_rs")
+    table.close()
+    if base.attack is not None:
+        for more in _efforts(base):
+            for beta in base.beta:
+                _rehearse(table.where, Attack(base.attack, beta, base.unit, base.parameters), **more)
+    return base
+
+
+def _with_attack(table: Table, base: Measure, default: str) -> Measure:
+    attack = table.take("attack", choice(*ATTACKS), default)
+    known = _parameters(attack)
+    lists = {key: table.take(key, many(whole(1)), ()) for key in ("queries", "steps") if key in known}
+    parameters = table.rest([key for key in known if key not in lists])
+    queries, steps = (lists.get(key, ()) for key in ("queries", "steps"))
+    return replace(base, attack=attack, parameters=parameters, queries=queries, steps=steps)
+
+
+def _efforts(measure: Measure) -> list[dict[str, int]]:
+    """What an attack may spend, a figure for each."""
+    lists = [[{key: value} for value in getattr(measure, key)] or [{}] for key in ("queries", "steps")]
+    return [one | other for one, other in product(*lists)]
+
+
+def _tasks(one: Classifier, measure: Measure) -> Iterator[Task]:
+    row: Row = {
+        "what": measure.what,
+        **one.row,
+        **({} if measure.protocol is None else {"protocol": measure.protocol}),
+        **({} if measure.split == "test" else {"split": measure.split}),
+    }
+    if measure.what == "clean_accuracy":
+        yield Task(one, measure, row)
+        return
+    row["unit"] = measure.unit
+    if measure.what == "worst_case":
+        spent = {"queries": measure.queries[0], "steps": measure.steps[0]}
+        yield Task(one, measure, {**row, "what": "robust_accuracy", "attack": WORST, **spent})
+        return
+    row |= {"attack": measure.attack, **measure.parameters}
+    budgets = [{"budget": m} for m in Task(one, measure, row).budgets] or [{}]
+    for beta, effort, budget in product(measure.beta, _efforts(measure), budgets):
+        yield Task(one, measure, {**row, **budget, **effort, "beta": beta})
+
+
+def _figure(table: Table) -> Row:
+    table.need("value", NUMBER)
+    for key, value in table.content.items():
+        if not isinstance(value, _SCALAR):
+            raise ValueError(f"{table.where}: {key} must be a text, a number, true or false, got {value!r}")
+    return dict(table.content)
+
+
+def _belongs(figure: Row, row: Row) -> bool:
+    if row.get("attack") == WORST != figure.get("attack"):
+        return False  # a figure of one attack, in words that fit both
+    return all(row.get(key) == value for key, value in figure.items() if key not in ("value", "n"))
+
+
+def _check_names(where: str, classifiers: list[Classifier]) -> None:
+    if not classifiers:
+        raise ValueError(f"{where}: must train a classifier ([[classifier]]) or use another recipe's (use = [...])")
+    seen: dict[str, str] = {}
+    for one in classifiers:
+        if not one.slug:
+            raise ValueError(f"{where}: a classifier's name must have a letter or a digit, got {one.name!r}")
+        if one.slug in seen:
+            raise ValueError(f"{where}: classifiers must have different names, got {seen[one.slug]!r} and {one.name!r}")
+        seen[one.slug] = one.name
+
+
+def _check_rows(where: str, recipe: Recipe) -> None:
+    rows = [row for task in recipe.tasks() for row in task.rows()]
+    for i, row in enumerate(rows):
+        if row in rows[:i]:
+            raise ValueError(f"{where}: no two measures may be the same, got {_words(row)} twice")
+    for i, figure in enumerate(recipe.paper, 1):
+        if not any(_belongs(figure, row) for row in (*rows, *recipe.times())):
+            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {_words(figure)}")
+
+
+def _words(row: Row) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in row.items())

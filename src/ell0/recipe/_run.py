@@ -1,0 +1,272 @@
+"""One run from data to results: everything is checked first, and a run that was killed goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import train
+from ..results import Results, Row, write_whole
+from ..train import AttackStage, Epoch
+from ._data import Splits, splits
+from ._gallery import write_gallery
+from ._measure import Subject, measured
+from ._model import build, fitted
+from ._recipe import Classifier, Recipe, Task, identity, load
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a run is: at stage ``number`` of ``stages``. training: how far that is, while a classifier is trained."""
+
+    number: int
+    stages: int
+    what: str
+    training: Epoch | AttackStage | None = None
+
+
+Progress = Callable[[Stage], None]
+
+
+def run(
+    path_or_name: Path | str = "digits",
+    *,
+    out: Path | str | None = None,
+    device: str | None = None,
+    resume: bool = True,
+    root: Path | str | None = None,
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Trains the classifiers of a recipe, measures them, and gives the folder where it all lies.
+
+        folder = ell0.recipe.run("mnist-quick")
+        rows = Results.load(folder / "results.json").rows
+
+    Called again after a kill, it goes on: finished trainings and measures are not done twice, and the figures (times
+    aside) are those of a run that was not killed. Classifiers of recipes that this one uses are trained in folders
+    beside its own, if they are not there.
+
+    Args:
+        path_or_name: a recipe that comes with ell0 (`names`), or a TOML file.
+        out: the folder; None is ``runs/NAME``. It must be new, or hold a run of the same recipe.
+        device: None is a GPU where there is one.
+        resume: False refuses a folder that holds a run.
+        root: where the data lies, see `ell0.data.load`.
+        progress: called at the start of each stage, and for each epoch of training.
+    """
+    recipe = load(path_or_name)
+    folder = Path("runs") / recipe.name if out is None else Path(out)
+    place = device_of(device)
+    homes = {**{folder.parent / used.name: used for used in recipe.used}, folder: recipe}
+    data = splits(recipe.data, root)
+    _check_data(recipe, data)
+    for home, its in homes.items():
+        _check_home(home, its, resume or its is not recipe)
+        for one in its.classifiers:
+            _check_card(home / one.slug, _card(its, one, data))
+    with _disk(folder):
+        for home, its in homes.items():
+            home.mkdir(parents=True, exist_ok=True)
+            write_whole(home / "recipe.toml", its.text)
+        _Run(recipe, folder, homes, place, data, progress).go()
+    return folder
+
+
+class _Run:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        homes: dict[Path, Recipe],
+        place: torch.device,
+        data: Splits,
+        progress: Progress,
+    ) -> None:
+        self._recipe, self._folder, self._homes = recipe, folder, homes
+        self._place, self._data, self._progress = place, data, progress
+        self._tasks = recipe.tasks()
+        self._results = self._begun()
+        self._before, self._start = self._results.seconds, time.perf_counter()
+        self._stages, self._stage = len(recipe.everyone()) + len(self._tasks) + 1, 0
+
+    def go(self) -> None:
+        networks: dict[str, nn.Module] = {}
+        for home, its in self._homes.items():
+            for one in its.classifiers:
+                networks[one.name] = self._train(home, its, one)
+        for number, task in enumerate(self._tasks):
+            self._measure(number, task, networks[task.classifier.name])
+        gallery = self._folder / "gallery.npz"
+        if not gallery.exists() and self._data.test[0].ndim == 4:
+            self._say("a gallery of attacked images")
+            write_gallery(gallery, self._recipe, networks, self._data.test)
+        if not (self._folder / "results.json").exists():
+            self._keep([])
+
+    def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
+        words = _words(one, self._data)
+        network = build(words, one.training.seed).to(self._place)
+        attack = None if one.attack is None else partial(one.attack.configured(), ball=one.attack.ball(one.budget))
+        say = self._say(f"training {one.name}")
+        training = train.fit(
+            network, self._data.train, one.training, attack, validation=self._data.validation, out=home / one.slug,
+            card=_card(its, one, self._data), progress=say,
+        )  # fmt: skip
+        if not self._has({"what": "training_seconds", **one.row, "unit": "seconds"}):
+            self._keep(training.rows(**one.row))
+        return network.eval()
+
+    def _measure(self, number: int, task: Task, network: nn.Module) -> None:
+        x, y = _rows(task, self._data)
+        subject = Subject(
+            network, x.to(self._place), y.to(self._place), self._recipe.seed, self._folder / f"evaluation{number}"
+        )
+        self._say(_title(task))
+        if not all(self._has(row) for row in task.rows()):
+            self._keep(measured(task, subject))
+        subject.forget()
+
+    def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
+        """Tells of a new stage, and gives what tells of the training in it."""
+        self._stage += 1
+        stage = Stage(self._stage, self._stages, what)
+        self._progress(stage)
+        return lambda training: self._progress(Stage(stage.number, stage.stages, what, training))
+
+    def _has(self, what: Row) -> bool:
+        return any(what == identity(row) for row in self._results.rows)
+
+    def _keep(self, rows: list[Row]) -> None:
+        self._results.rows += [self._recipe.figure(row) for row in rows]
+        self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
+        self._results.save(self._folder / "results.json")
+
+    def _begun(self) -> Results:
+        seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone().values())})
+        name = self._recipe.name
+        here = Results.here(name, f"ell0 run {name}", seeds=seeds, device=self._place)
+        here.recipe = name
+        path = self._folder / "results.json"
+        if path.exists():
+            before = Results.load(path)
+            here.rows, here.seconds = before.rows, before.seconds
+            if before.device != here.device:
+                here.device = f"{before.device}, then {here.device}"
+        return here
+
+
+def device_of(device: str | None) -> torch.device:
+    """The device of that name; None: a GPU where there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'device must be such as "cpu" or "cuda", got {device!r}') from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f'device must be "cpu" where torch finds no CUDA GPU, got {device!r}')
+    return place
+
+
+def _words(one: Classifier, data: Splits) -> dict[str, Any]:
+    return fitted(one.model, data.train[0].shape[1:], data.classes)
+
+
+def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:
+    """What must be known of a checkpoint: how its model is built, and on what it is measured."""
+    source = its.data.name or "npz"
+    card = {"recipe": its.name, "classifier": one.name, "model": _words(one, data)}
+    card |= {"data": source, "measured_rows": data.digest}
+    return dict(json.loads(json.dumps(card)))
+
+
+def _rows(task: Task, data: Splits) -> tuple[torch.Tensor, torch.Tensor]:
+    split = data.validation if task.measure.split == "validation" else data.test
+    assert split is not None
+    x, y = split
+    return x[: task.measure.rows], y[: task.measure.rows]
+
+
+def _title(task: Task) -> str:
+    row = task.row
+    spent = [f"{row[key]} {key}" for key in ("queries", "steps") if key in row]
+    box = [f"values within {row['beta']:g}"] if "beta" in row else []
+    budget = [f"budget {', '.join(map(str, task.budgets))}"] if task.budgets and "budget" not in row else []
+    budget += [f"budget {row['budget']}"] if "budget" in row else []
+    words = [row["what"].replace("_", " "), *([row["attack"]] if "attack" in row else [])]
+    return f"{task.classifier.name}: {', '.join(words + budget + spent + box)}"
+
+
+def _check_data(recipe: Recipe, data: Splits) -> None:
+    """Raises where the data does not fit the recipe."""
+    x, _ = data.train
+    shape, classes = tuple(x.shape[1:]), data.classes
+    for one in recipe.everyone().values():
+        words = _words(one, data)
+        given = words.get("in_features", tuple(words.get("in_shape", shape)))
+        if given not in (shape, x[0].numel()) or words["classes"] < classes:
+            raise ValueError(
+                f"{one.name}: the model must take rows of shape {shape} to at least {classes} classes, got {words}"
+            )
+        build(words)
+    for task in recipe.tasks():
+        measure = task.measure
+        split = data.validation if measure.split == "validation" else data.test
+        there = 0 if split is None else len(split[0])
+        if measure.rows is not None and measure.rows > there:
+            raise ValueError(
+                f"{_title(task)}: rows must be at most the {there} of the {measure.split} split, got {measure.rows}"
+            )
+        if measure.unit == "pixel" and x.ndim != 4:
+            raise ValueError(f'{_title(task)}: unit must be "feature" for rows of shape {shape}, got "pixel"')
+
+
+def _check_home(home: Path, its: Recipe, resume: bool) -> None:
+    """Raises where a folder is not free for a run of the recipe."""
+    held = home / "recipe.toml"
+    if home.exists() and not home.is_dir():
+        raise ValueError(f"out must be a folder or a new name, got the file {str(home)!r}")
+    if held.exists():
+        if held.read_bytes() != its.text:
+            raise ValueError(
+                f"out must be new or hold a run of this very recipe, but {str(home)!r} holds that of another: "
+                "nothing was changed there, give another out"
+            )
+        if not resume:
+            raise ValueError(f"out must be new, but {str(home)!r} holds a run of this recipe already")
+    elif home.exists() and any(not path.name.startswith(".") for path in home.iterdir()):
+        raise ValueError(f"out must be new, empty or a run folder, but {str(home)!r} holds other files")
+
+
+def _check_card(folder: Path, card: dict[str, Any]) -> None:
+    """Raises where a checkpoint is of another model, or was made with other data."""
+    if not (folder / "checkpoint.safetensors").exists():
+        return
+    held = train.load_checkpoint(folder).card
+    differs = [key for key in {**held, **card} if held.get(key) != card.get(key)]
+    if differs:
+        what = ", ".join(differs)
+        raise ValueError(f"out must hold a run of this recipe on this data, but {str(folder)!r} differs in: {what}")
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Says in one sentence that a disk is full; files are written whole, so nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"the disk of {str(folder)!r} is full ({error}): what was done is kept, make room and run it again"
+        ) from error

@@ -1,0 +1,296 @@
+"""The commands on runs: what they print, what they leave, their exit codes, and how they complain."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ell0 import models, recipe
+from ell0.cli import main
+from ell0.cli._common import AttackLine
+from ell0.recipe import _run
+from ell0.recipe._measure import measured
+from ell0.results import Results
+from ell0.train import save_checkpoint
+from tiny_recipe import write_recipe
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    return recipe.run(write_recipe(folder), out=folder / "run", device="cpu")
+
+
+@pytest.fixture
+def out(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """The test rows of the recipe, as a user has them."""
+    write_recipe(tmp_path)
+    with np.load(tmp_path / "tiny.npz") as file:
+        np.savez(tmp_path / "mine.npz", x=file["x_test"], y=file["y_test"])
+    return tmp_path / "mine.npz"
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said on standard error: one sentence."""
+    shown = capsys.readouterr()
+    assert shown.err.startswith("ell0: ")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+def test_run_prints_a_verdict_and_where_the_page_is(
+    tiny: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["run", str(tiny), "--out", str(out), "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[-1] == f"page: {out / 'report.html'}"
+    assert (out / "report.html").read_text().lstrip().startswith("<!doctype html>")
+    rows = Results.load(out / "results.json")
+    for name in ("F(0)", "F(2)"):
+        worst = [rows.find(classifier=name, attack="worst case", budget=m, beta=10.0)["value"] for m in (1, 2)]
+        clean = rows.find(classifier=name, what="clean_accuracy")["value"]
+        (line,) = [line.split() for line in lines if line.split()[:1] == [name] and "keeps" not in line]
+        assert line[1:4] == [f"{100 * value:.1f}" for value in (clean, *worst)]
+    assert "keeps" in lines[-2]
+    assert "of 20 rows right with" in lines[-2]
+    assert "1/17 training F(0)\n" in shown.err
+
+
+def test_json_and_quiet(tiny: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(tiny), "--out", str(out), "--device", "cpu", "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert shown.err == ""
+    assert told["run"] == str(out)
+    assert told["results"]["rows"] == Results.load(out / "results.json").rows
+
+
+def test_list_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--list", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(recipe.names())
+    assert main(["run", "--list"]) == 0
+    assert "mnist-table1" in capsys.readouterr().out
+
+
+def test_an_interrupt_says_how_to_go_on(
+    tiny: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def stopped_once(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return measured(*given)
+
+    monkeypatch.setattr(_run, "measured", stopped_once)
+    stopped = tmp_path / "a run"
+    assert main(["run", str(tiny), "--out", str(stopped), "--device", "cpu", "--fresh"]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("interrupted: go on with `ell0 run ")
+    words = shlex.split(last.partition("`")[2].rstrip("`"))
+    assert words == ["ell0", "run", str(tiny), "--out", str(stopped), "--device", "cpu"]
+    assert main(words[1:]) == 0
+    ours, theirs = (Results.load(folder / "results.json") for folder in (stopped, whole))
+    for row in theirs.rows:
+        if not row["what"].endswith("_seconds"):
+            same = {key: value for key, value in row.items() if key != "seconds"}
+            assert any(same.items() <= one.items() for one in ours.rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "mnits-f10"], "did you mean 'mnist-f10'?"),
+        (["run", "mnist-f10", "--root", "nowhere", "--out", "new"], "ell0 data get mnist --root nowhere"),
+        (["run", "--device", "gpu", "--out", "new"], "device must be such as"),
+        (["attack", "nowhere"], "model must be a checkpoint that is there, or package.module:name, got 'nowhere'"),
+        (["attack", "no_such_module:build", "--data", "digits"], "No module named 'no_such_module'"),
+        (["attack", "ell0.models:mpl", "--data", "digits"], "did you mean 'mlp'?"),
+        (["attack", "ell0.models:VGG19_BLOCKS", "--data", "digits"], "model must name a model, or a callable"),
+        (["attack", "ell0.models:mlp"], "data must be given for this model"),
+        (["attack", "ell0.models:mlp", "--data", "digits"], "model must take rows of shape (1, 8, 8)"),
+        (["attack", "ell0.models:mlp", "--data", "digitz"], "did you mean 'digits'?"),
+        (["attack", "ell0.models:mlp", "--data", "none.npz"], "none.npz is not there"),
+        (["attack", "ell0.models:mlp", "--data", "digits", "--attack", "sparse-rs"], "did you mean 'sparse_rs'?"),
+        (["attack", "ell0.models:mlp", "--data", "digits", "--fail-under", "60"], "fail_under must lie in [0, 1]"),
+        (["attack", "ell0.models:mlp", "--data", "digits", "--queries", "0"], "queries must be an int >= 1, got 0"),
+        (["attack", "ell0.models:mlp", "--data", "digits", "--budget", "-1"], "budget must be an int >= 0, got -1"),
+        (["attack", "ell0.models:mlp", "--data", "digits", "--beta", "0"], "beta must be a number > 0, got 0"),
+        (["report", "nowhere"], "got 'nowhere', which is not there"),
+        (["report"], "at least one, got none"),
+    ],
+)
+def test_a_complaint_is_one_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    assert said in complaint(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_recipe_is_left_alone(tiny: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.write_text(tiny.read_text() + "# another\n")
+    before = (out / "results.json").read_bytes()
+    assert main(["run", str(tiny), "--out", str(out), "--device", "cpu", "--quiet"]) == 1
+    assert "holds that of another" in complaint(capsys)
+    assert (out / "results.json").read_bytes() == before
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.parametrize("what", ["f2", "f2/checkpoint.safetensors"])
+def test_attack_takes_a_checkpoint(
+    what: str, whole: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "attacked.json"
+    words = ["attack", str(whole / what), "--data", str(arrays), "--budget", "2", "--beta", "10", "--queries", "20"]
+    words += ["--steps", "5", "--device", "cpu"]
+    assert main([*words, "--out", str(file)]) == 0
+    assert "robust accuracy" in capsys.readouterr().out
+    results = Results.load(file)
+    name = Path(what).name
+    assert results.command == f"ell0 attack {name} --data mine.npz --budget 2 --beta 10.0 --queries 20 --steps 5"
+    clean = Results.load(whole / "results.json").find(what="clean_accuracy", classifier="F(2)")["value"]
+    assert results.find(what="clean_accuracy", classifier="F(2)")["value"] == clean
+    robust = results.find(attack="worst case")["value"]
+    assert (robust, results.find(attack="worst case")["beta"]) == (pytest.approx(robust), 10.0)
+    assert robust < clean
+    for share, code in ((robust, 0), (min(robust + 0.01, 1), 3)):
+        assert main([*words, "--fail-under", str(share), "--json", "--quiet"]) == code
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["rows"]
+        assert shown.err == ""
+
+
+def test_attack_takes_a_model_of_ones_own(
+    arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_networks.py").write_text(
+        "import torch\n"
+        "class Rows(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.mean((1, 3))[:, :3]\n"
+        "ready = Rows()\n"
+        "def build():\n"
+        "    return lambda x: x.mean((1, 3))[:, :3]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    figures = []
+    for name in ("Rows", "ready", "build"):
+        words = ["attack", f"my_networks:{name}", "--data", arrays.name, "--budget", "3", "--attack", "sparse_rs"]
+        assert (
+            main([*words, "--attack", "pointwise", "--queries", "10", "--rows", "9", "--device", "cpu", "--json"]) == 0
+        )
+        told = json.loads(capsys.readouterr().out)
+        assert told["command"] == (
+            f"ell0 attack my_networks:{name} --attack sparse_rs --attack pointwise --data mine.npz --budget 3 "
+            "--queries 10 --rows 9"
+        )
+        figures.append([(row["attack"], row["value"], row["n"]) for row in told["rows"] if "attack" in row])
+    assert [attack for attack, _, _ in figures[0]] == ["worst case", "sparse_rs", "pointwise"]
+    assert figures[0] == figures[1] == figures[2]
+    assert all(n == 9 for _, _, n in figures[0])
+
+
+def test_checkpoints_that_do_not_fit_are_one_sentence(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"name": "mlp", "k": 2, "in_features": 16, "hidden": [9], "classes": 3, "clamp": False}
+    network = models.mlp(2, in_features=16, hidden=(8,), classes=3)
+    other = save_checkpoint(tmp_path / "other.safetensors", network, {"model": words, "data": "digits"})
+    bare = save_checkpoint(tmp_path / "bare.safetensors", network)
+    spoiled = out / "f0" / "checkpoint.safetensors"
+    spoiled.write_bytes(spoiled.read_bytes()[:-9])
+    for path, said in (
+        (other, "1.bias has the shape (8,) in it and (9,) here"),
+        (bare, "card must name a model that a recipe can build"),
+        (out / "f0", "checkpoint.safetensors"),
+        (out, f"there are {out / 'f0'}, {out / 'f2'}"),
+        (tmp_path / "none.safetensors", "none.safetensors"),
+    ):
+        assert main(["attack", str(path), "--data", "digits", "--device", "cpu"]) == 1
+        assert said in complaint(capsys)
+
+
+def test_report_writes_a_page(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out / 'report.html'}\n"
+    page = tmp_path / "new" / "page.html"
+    assert main(["report", str(out), str(out / "results.json"), "--out", str(page)]) == 0
+    assert page.read_text().lstrip().startswith("<!doctype html>")
+    capsys.readouterr()
+    assert main(["report", str(out / "results.json")]) == 1
+    assert "out must be given" in complaint(capsys)
+
+
+@pytest.mark.parametrize("command", ["run", "attack", "report"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.count(f"ell0 {command} ") >= 3
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_line_of_an_attack_goes_where_it_is_wanted() -> None:
+    through, lines = Terminal(), list[str]()
+    line = AttackLine(through, lines.append)
+    assert line.isatty()
+    print("a warning", file=line)
+    line.write("\r\033[Ksparse_rs: 3 of 9")
+    assert (through.getvalue(), lines) == ("a warning\n", ["sparse_rs: 3 of 9"])
+    assert not AttackLine(through, None).isatty()
+    assert not AttackLine(io.StringIO(), lines.append).isatty()
+
+
+def test_ctrl_c_reaches_a_running_command(tiny: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, torch\n"
+        "torch.set_num_threads(1)\n"
+        "from ell0 import cli, train\n"
+        "real = train.fit\n"
+        "def fit(*args, progress, **options):\n"
+        "    def stop(stage):\n"
+        "        progress(stage)\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(*args, progress=stop, **options)\n"
+        "train.fit = fit\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", code, "run", str(tiny), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 130
+    assert ended.stderr.splitlines()[-1].startswith("interrupted: go on with `ell0 run ")
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "run" / "f0" / "checkpoint.safetensors").exists()

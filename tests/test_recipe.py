@@ -1,0 +1,498 @@
+"""Recipes: what they may say, and that a run of one, killed anywhere, ends with the same figures."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ell0
+from ell0 import recipe
+from ell0.evaluation import Evaluation
+from ell0.nn import InputClamp, TruncatedLinear
+from ell0.recipe import _measure, _run
+from ell0.recipe._measure import Subject, measured, median_record
+from ell0.recipe._recipe import Measure, Task
+from ell0.results import Results, Row
+from ell0.threat import L0Ball
+from ell0.train import PAPER_MNIST, load_checkpoint
+from tiny_recipe import write_recipe
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    return recipe.run(write_recipe(folder), out=folder / "run", device="cpu")
+
+
+@pytest.fixture
+def out(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def edited(path: Path, old: str, new: str) -> Path:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def figures(run: Path) -> list[Row]:
+    """The rows of a run without times."""
+    rows = Results.load(run / "results.json").rows
+    return [
+        {key: value for key, value in row.items() if key != "seconds"}
+        for row in rows
+        if not str(row["what"]).endswith("_seconds")
+    ]
+
+
+def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.parent.name: load_checkpoint(path).tensors for path in sorted(run.glob("*/checkpoint.safetensors"))}
+
+
+def same_runs(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return (
+        figures(one) == figures(other)
+        and mine.keys() == theirs.keys()
+        and all(torch.equal(mine[name][key], theirs[name][key]) for name in mine for key in mine[name])
+    )
+
+
+def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
+    stages: list[recipe.Stage] = []
+    out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
+    assert out == tmp_path / "run"
+    names = {path.name for path in out.iterdir()}
+    assert names == {"recipe.toml", "results.json", "gallery.npz", "f0", "f2"}
+    assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
+    assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
+    results = Results.load(out / "results.json")
+    assert (results.name, results.command, results.recipe, results.seeds) == ("tiny", "ell0 run tiny", "tiny", [0])
+    assert results.seconds > 0
+    whats = [(row["what"], row["classifier"]) for row in results.rows]
+    for name in ("F(0)", "F(2)"):
+        assert whats.count(("clean_accuracy", name)) == whats.count(("training_seconds", name)) == 1
+        assert whats.count(("robust_accuracy", name)) == 4 + 4
+        assert whats.count(("median_distance", name)) == 1
+    assert [stage.number for stage in stages if stage.training is None] == list(range(1, stages[0].stages + 1))
+    epochs = {stage.training.epoch for stage in stages if stage.training and stage.what == "training F(2)"}
+    assert epochs == {0, 1, 2, 3}
+
+
+def test_rows_say_what_was_measured(whole: Path) -> None:
+    results = Results.load(whole / "results.json")
+    single = results.find(classifier="F(2)", attack="sparse_rs", budget=2, queries=8)
+    assert single["what"] == "robust_accuracy"
+    assert (single["k"], single["adversarial"], single["beta"], single["unit"]) == (2, True, 10.0, "feature")
+    assert (single["protocol"], single["n"], single["paper"], single["paper_n"]) == ("paper", 24, 0.5, 512)
+    assert single["low"] <= single["value"] <= single["high"]
+    assert single["seconds"] > 0
+    assert sum("paper" in row for row in results.rows) == 1
+    for budget in (1, 2):
+        narrow, wide = (
+            results.find(classifier="F(0)", attack="worst case", budget=budget, beta=beta) for beta in (1.0, 10.0)
+        )
+        assert wide["value"] <= narrow["value"]
+        assert (wide["n"], wide["queries"], wide["steps"]) == (20, 8, 3)
+        decided = sum(count for key, count in wide.items() if key.startswith("decided by "))
+        assert decided == round(20 * (1 - wide["value"]))
+    median = results.find(what="median_distance", classifier="F(0)")
+    assert 0 <= median["low"] <= median["value"] <= median["high"] <= 16
+
+
+def test_the_gallery_holds_points_of_the_ball(whole: Path) -> None:
+    with np.load(whole / "gallery.npz") as file:
+        arrays = {key: torch.from_numpy(file[key]) for key in file.files}
+    assert arrays["labels"].tolist() == [0, 1, 2]
+    for slug in ("f0", "f2"):
+        assert L0Ball(2, low=-10, high=10).contains(arrays["clean"], arrays[f"{slug}/adv"]).all()
+        assert (arrays[f"{slug}/adv"] != arrays["clean"]).any()
+        checkpoint = load_checkpoint(whole / slug)
+        network = recipe.model(checkpoint.card)
+        checkpoint.into(network)
+        for said, points in (("said", arrays["clean"]), ("says", arrays[f"{slug}/adv"])):
+            assert network(points).argmax(1).tolist() == arrays[f"{slug}/{said}"].tolist()
+
+
+def test_a_finished_run_is_not_done_again(tiny: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
+    rows = Results.load(out / "results.json").rows
+    monkeypatch.setattr(_run, "measured", lambda *_: pytest.fail("something was measured"))
+    assert recipe.run(tiny, out=out, device="cpu") == out
+    assert Results.load(out / "results.json").rows == rows
+    assert {path: path.read_bytes() for path in before} == before
+
+
+class Stop(BaseException):
+    """Stands for a kill between two stages."""
+
+
+def test_a_run_stopped_at_any_stage_goes_on_to_the_same_figures(tiny: Path, whole: Path, tmp_path: Path) -> None:
+
+    def stop_at(moment: int) -> Callable[[recipe.Stage], None]:
+        calls = iter(range(moment, -1, -1))
+
+        def progress(_: recipe.Stage) -> None:
+            if next(calls, 0) == 0:
+                raise Stop
+
+        return progress
+
+    for moment in (0, 5, 13, 24):
+        out = tmp_path / f"stopped-{moment}"
+        with pytest.raises(Stop):
+            recipe.run(tiny, out=out, device="cpu", progress=stop_at(moment))
+        assert not (out / "gallery.npz").exists()
+        recipe.run(tiny, out=out, device="cpu")
+        assert same_runs(out, whole), moment
+        assert not list(out.glob("evaluation*"))
+
+
+def test_an_evaluation_stopped_in_the_middle_goes_on(
+    tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def evaluate(*args: Any, **options: Any) -> Evaluation:
+        nonlocal calls
+        evaluation = ell0.evaluate(*args, **options)
+        calls += 1
+        if calls == 10:  # the first box of a worst case is done, the second is not
+            raise Stop
+        return evaluation
+
+    monkeypatch.setattr(_measure, "evaluate", evaluate)
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert list((tmp_path / "run").glob("evaluation*-beta*.npz"))
+    recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert same_runs(tmp_path / "run", whole)
+
+
+def test_killed_processes_go_on_to_the_same_bits(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    code = "import sys, torch; torch.set_num_threads(1); from ell0 import recipe; print(1, flush=True); "
+    code += "recipe.run(sys.argv[1], out=sys.argv[2], device='cpu')"
+    killed, seconds = tmp_path / "killed", Results.load(whole / "results.json").seconds
+    moments = random.Random(0)
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", code, str(tiny), str(killed)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # imports are done, the run begins
+            time.sleep(moments.uniform(0.1, 0.4) * seconds)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    recipe.run(tiny, out=killed, device="cpu")
+    assert same_runs(killed, whole)
+
+
+def test_recipes_need_torch_and_numpy_alone() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('sklearn', 'scipy', 'rich', 'cyclopts', 'matplotlib', 'jinja2', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "from ell0 import recipe\n"
+        "print(len([recipe.load(name) for name in recipe.names()]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) == len(recipe.names())
+
+
+def test_shipped_recipes() -> None:
+    assert {"digits", "mnist-quick", "mnist-f0", "mnist-f10", "mnist-table1", "mnist-table2"} < set(recipe.names())
+    for name in recipe.names():
+        assert recipe.load(name).name == name
+    for k in (0, 10):
+        paper = recipe.load(f"mnist-f{k}")
+        (one,) = paper.classifiers
+        assert (one.name, one.k, one.training, one.budget) == (f"F({k})", k, PAPER_MNIST, 10)
+        assert one.attack is not None
+        assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
+        assert one.attack.parameters == {"queries": 300, "values": "corners"}
+    table = recipe.load("mnist-table1")
+    rows = [table.figure(row) for task in table.tasks() for row in task.rows()]
+    asked = {"classifier": "F(10)", "attack": "sparse_rs", "budget": 8, "queries": 5000}
+    (best,) = [row for row in rows if asked.items() <= row.items()]
+    assert (best["paper"], best["paper_n"], best["protocol"]) == (0.5879, 512, "paper")
+    assert sum("paper" in row for row in rows) == 20
+
+
+def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
+    figure = recipe.load("mnist-fig1a")
+    assert [one.name for one in figure.classifiers] == [f"F({k})" for k in range(16)]
+    assert all(one.attack is None for one in figure.classifiers)
+    pairs = [(task.row["k"], task.row["budget"]) for task in figure.tasks() if "budget" in task.row]
+    assert sorted(pairs) == sorted([(0, m) for m in range(1, 16)] + [(k, k) for k in range(1, 16)])
+
+
+def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) -> None:
+    user = tmp_path / "user.toml"
+    user.write_text(
+        'name = "user"\nsummary = "a user"\nuse = ["tiny"]\n[data]\nnpz = "tiny.npz"\nvalidation = true\n'
+        '[[measure]]\nwhat = "clean_accuracy"\nsplit = "validation"\n'
+    )
+    out = recipe.run(user, out=tmp_path / "runs" / "user", device="cpu")
+    beside = tmp_path / "runs" / "tiny"
+    assert not (beside / "results.json").exists()
+    assert recipe.load(user).folders(out) == {"F(0)": beside / "f0", "F(2)": beside / "f2"}
+    assert recipe.load(out / "recipe.toml").folders(out) == recipe.load(user).folders(out)
+    results = Results.load(out / "results.json")
+    assert results.find(what="clean_accuracy", classifier="F(2)", split="validation")["n"] == 6
+    trained = weights(beside)
+    recipe.run(tiny, out=beside, device="cpu")
+    now = weights(beside)
+    assert all(torch.equal(trained[name][key], tensor) for name in now for key, tensor in now[name].items())
+    user.write_text(user.read_text().replace("validation = true\n", ""))
+    with pytest.raises(ValueError, match=r"user\.toml: data must be that of tiny"):
+        recipe.load(user)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "epochs = 3",
+            "epoch = 3",
+            "classifier 1, training: 'epoch' is no key here; did you mean 'epochs'?",
+        ),
+        ("epochs = 3", 'epochs = "3"', "tiny.toml, classifier 1, training: epochs must be an int >= 1, got '3'"),
+        ("rates = [0.05]\nrefresh", 'rates = "fast"\nrefresh', "classifier 2, training: rates must be"),
+        ("[data]", "[date]", "tiny.toml: the table [data] is missing"),
+        ('name = "mlp"\nk = 0', 'name = "mpl"\nk = 0', "got 'mpl'; did you mean 'mlp'?"),
+        ("k = 0", "k = -1", "classifier 1, model: k must be a list of different values, each an int >= 0, got -1"),
+        ("k = 0", "k = [0, 1]", "name must have {k} in it where k has several values, got 'F(0)'"),
+        ("k = 0\nhidden = [8]", "k = 0\nhiden = [8]", "'hiden' is no key here; did you mean 'hidden'?"),
+        ("k = 0\nhidden = [8]", "k = 0\nhidden = 8", "hidden must be a list of ints >= 1, got 8"),
+        ("k = 0\nhidden", "k = 0\nwidth = 3\nhidden", "'width' is no key here"),
+        ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean it by 'budget'?"),
+        ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "budgets must be a list of different values"),
+        ("queries = [4, 8]", "queries = [4, 8]\nloss = 'sum'", 'measure 2: loss must be "margin" or "ce", got'),
+        ("queries = [4, 8]", "steps = [4, 8]", "measure 2: 'steps' is no key here"),
+        ("queries = 5", "querys = 5", "training, attack: 'querys' is no key here; did you mean 'queries'?"),
+        ("queries = 5", "queries = 0", "training, attack: queries must be an int >= 1, got 0"),
+        ("beta = 10.0\n[[measure]]", "beta = 0\n[[measure]]", "attack: beta must be a number > 0, got 0"),
+        ('what = "clean_accuracy"', 'what = "clean"', "did you mean 'clean_accuracy'?"),
+        ('what = "clean_accuracy"', 'what = "clean_accuracy"\nclassifiers = ["F(3)"]', "classifiers must be a list"),
+        ('what = "clean_accuracy"', 'what = "clean_accuracy"\nbeta = [1.0]', "measure 1: 'beta' is no key here"),
+        ('name = "F(2)"', 'name = "f0"', "classifiers must have different names, got 'F(0)' and 'f0'"),
+        ('name = "F(2)"', 'name = "()"', "a classifier's name must have a letter or a digit, got '()'"),
+        ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),
+        ('npz = "tiny.npz"', 'name = "mnits"', "got 'mnits'; did you mean 'mnist'?"),
+        ("queries = 8\nvalue", "queries = 9\nvalue", "paper 1: must belong to something that is measured"),
+        ("value = 0.5", "value = 'half'", "paper 1: value must be a number, got 'half'"),
+        ('name = "tiny"', 'name = "../tiny"', "name must be lower-case letters, digits and hyphens, got '../tiny'"),
+        ('summary = "a recipe for tests"', "", "tiny.toml: summary is missing"),
+        ('what = "median_distance"', 'what = "clean_accuracy"\n[[measure]]\nwhat = "median_distance"', "twice"),
+        ('name = "tiny"', "name = tiny", "tiny.toml must be TOML"),
+        ('summary = "a', 'use = ["tiny"]\nsummary = "a', "use must name other recipes, got 'tiny'"),
+        ('summary = "a', 'seed = true\nsummary = "a', "tiny.toml: seed must be an int >= 0, got True"),
+    ],
+)
+def test_a_wrong_word_in_a_recipe_is_named_with_its_place(tiny: Path, old: str, new: str, said: str) -> None:
+    edited(tiny, old, new)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        recipe.load(tiny)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_recipe_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="did you mean 'mnist-table1'"):
+        recipe.load("mnist-tabel1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("rows = 20", "rows = 25", "rows must be at most the 24 of the test split, got 25"),
+        ("validation = true", "validation = true\ntrain_rows = 55", "train_rows must be at most the 54 rows"),
+        ("k = 2", "k = 8", "k must satisfy 0 <= 2*k < in_features"),
+        ("k = 2", "k = 2\nin_features = 15", "F(2): the model must take rows of shape (1, 4, 4)"),
+        ("k = 2", "k = 2\nclasses = 2", "to at least 3 classes"),
+        ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz is not there"),
+        ('npz = "tiny.npz"', 'npz = "tiny.toml"', "tiny.toml must be a .npz file that NumPy wrote"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_said_before_any_work(
+    tiny: Path, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    edited(tiny, old, new)
+    with pytest.raises((ValueError, FileNotFoundError)) as raised:
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert said in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_is_not_here_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="ell0 data get mnist"):
+        recipe.run("mnist-f10", out=tmp_path / "run", root=tmp_path / "empty", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_not_free_is_left_alone(tiny: Path, out: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds a run of this recipe already"):
+        recipe.run(tiny, out=out, resume=False, device="cpu")
+    edited(tiny, "epochs = 3", "epochs = 2")
+    with pytest.raises(ValueError, match="holds that of another"):
+        recipe.run(tiny, out=out, device="cpu")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    for name, said in (("full", "holds other files"), ("file", "got the file")):
+        place = tmp_path / name
+        if name == "full":
+            place.mkdir()
+            (place / "thesis.tex").touch()
+        else:
+            place.touch()
+        with pytest.raises(ValueError, match=said):
+            recipe.run(tiny, out=place, device="cpu")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+def test_other_data_is_refused(tiny: Path, out: Path, tmp_path: Path) -> None:
+    with np.load(tmp_path / "tiny.npz") as file:
+        arrays = dict(file)
+    arrays["x_test"][0] *= 0.5
+    np.savez(tmp_path / "tiny.npz", **arrays)
+    with pytest.raises(ValueError, match="differs in: measured_rows"):
+        recipe.run(tiny, out=out, device="cpu")
+
+
+def test_a_corrupted_checkpoint_is_one_sentence_and_stays(tiny: Path, out: Path) -> None:
+    path = out / "f0" / "checkpoint.safetensors"
+    for spoiled in (path.read_bytes()[:-7], b"\xff" * 100, b""):
+        path.write_bytes(spoiled)
+        with pytest.raises(ValueError, match=r"checkpoint\.safetensors") as raised:
+            recipe.run(tiny, out=out, device="cpu")
+        assert "\n" not in str(raised.value)
+        assert path.read_bytes() == spoiled
+
+
+def test_a_full_disk_loses_nothing(tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = Results.save, 0
+
+    def save(results: Results, path: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(results, path)
+
+    monkeypatch.setattr(Results, "save", save)
+    with pytest.raises(OSError, match=r"the disk of .* is full .* what was done is kept"):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert same_runs(tmp_path / "run", whole)
+
+
+def evaluation(verdict: list[int], distance: list[int], attacks: list[str], beta: float) -> Evaluation:
+    n = len(verdict)
+    nothing = torch.zeros(n, len(attacks), dtype=torch.int64)
+    return Evaluation(
+        L0Ball(2, low=-beta, high=beta), dict.fromkeys(attacks, False), (1, 2), torch.tensor(verdict),
+        torch.tensor(distance), torch.zeros(n, 1), nothing, nothing, (0.5,) * len(attacks), 9, (f"flag {beta:g}",),
+    )  # fmt: skip
+
+
+def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    attacks = list(recipe.cascade(queries=1, steps=1))
+    # Rows: wrong from the start; broken in both boxes, nearer in the wide one; in the narrow box alone; in none.
+    found = {
+        1.0: evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, 1.0),
+        10.0: evaluation([0, 1, -1, -1], [0, 1, -1, -1], attacks, 10.0),
+    }
+    monkeypatch.setattr(Subject, "evaluate", lambda _self, ball, _attacks, _budgets: found[ball.high])
+    one = recipe.load(tiny).classifiers[0]
+    measure = Measure("worst_case", ("F(0)",), budgets=(1, 2), queries=(1,), steps=(1,), beta=(1.0, 10.0))
+    task = Task(one, measure, {"what": "robust_accuracy", "attack": "worst case"})
+    subject = Subject(torch.nn.Identity(), torch.zeros(4, 1), torch.zeros(4), 0, Path("none"))
+    rows = {(row["beta"], row["budget"]): row for row in measured(task, subject)}
+    assert {key: row["value"] for key, row in rows.items()} == {
+        (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25, (10.0, 2): 0.25,
+    }  # fmt: skip
+    assert rows[10.0, 2]["decided by clean"] == 1
+    assert rows[10.0, 2][f"decided by {attacks[0]}"] == 2
+    assert rows[1.0, 2][f"decided by {attacks[1]}"] == 1
+    assert rows[10.0, 1]["flags"] == "values within 1: flag 1; values within 10: flag 10"
+    assert sum(row.get("seconds", 0) for row in rows.values()) == len(attacks)
+
+
+@pytest.mark.parametrize(("n", "j"), [(3, 1), (5, 1), (6, 1), (8, 1), (9, 2), (25, 8), (100, 40)])
+def test_the_interval_of_a_median_is_that_of_the_tables(n: int, j: int) -> None:
+    """The ranks of the sign test's table; with fewer than six rows no interval reaches 95 %, and it is the range."""
+    made = evaluation([1] * n, list(range(1, n + 1)), ["a"], 1.0)
+    record = median_record(replace(made, distance=made.distance.flip(0)))
+    assert (record["low"], record["high"], record["n"]) == (j, n + 1 - j, n)
+    if n >= 6:
+        assert 2 * sum(math.comb(n, i) for i in range(j)) <= 0.05 * 2**n
+    assert record["value"] == (n + 1) / 2
+
+
+def test_a_card_rebuilds_its_model() -> None:
+    words = {"name": "mlp", "k": 2, "in_features": 16, "hidden": [8], "classes": 3, "clamp": True}
+    network = recipe.model(json.loads(json.dumps({"model": words})))
+    assert [type(layer) for layer in network.children()][:3] == [InputClamp, torch.nn.Flatten, TruncatedLinear]
+    assert network(torch.zeros(2, 1, 4, 4)).shape == (2, 3)
+    state = torch.get_rng_state()
+    recipe.model({"model": words})
+    assert torch.equal(torch.get_rng_state(), state)
+    for wrong in (None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}):
+        with pytest.raises(ValueError, match="card must name a model that a recipe can build"):
+            recipe.model({"model": wrong})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": np.zeros((2, 3), np.float32)}, "must have the arrays x and y, got x"),
+        ({"x": np.zeros((2, 3), np.uint8), "y": np.zeros(2, int)}, "x must be finite floating-point numbers"),
+        ({"x": np.full((2, 3), np.nan), "y": np.zeros(2, int)}, "x must be finite floating-point numbers"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3, int)}, "y must be 2 ints >= 0, got int64 of shape (3,)"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2)}, "y must be 2 ints >= 0, got float64 of shape (2,)"),
+        ({"x": np.zeros((2, 3)), "y": np.full(2, -1)}, "y must be 2 ints >= 0"),
+        ({"x": np.array([[None]], object), "y": np.zeros(1, int)}, "without pickled objects"),
+    ],
+)
+def test_arrays_that_are_no_data_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        recipe.arrays(tmp_path / "a.npz")
+    assert said in str(raised.value)
+    assert "a.npz" in str(raised.value)
+
+
+def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert recipe.device_of(None) == torch.device("cpu")
+    for device, said in (("cuda", "where torch finds no CUDA GPU"), ("gpu", "device must be such as")):
+        with pytest.raises(ValueError, match=said):
+            recipe.device_of(device)
