@@ -1,0 +1,48 @@
+"""Results in, one self-contained HTML page out: no script, and no request leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ..results import write_whole
+from ._charts import legend_mark
+from ._read import read
+from ._view import view
+from ._words import Cell, duration
+
+__all__ = ["page", "write"]
+
+
+def page(sources: Sequence[Path | str]) -> str:
+    """The page of some run folders or results files, in their order.
+
+    A run folder gives its results.json and, where they are there, recipe.toml, gallery.npz and the log.jsonl of each
+    classifier, also of the runs it uses; a results file gives its rows.
+    """
+    if isinstance(sources, str | Path) or not sources:
+        raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
+    views = [view(read(Path(source))) for source in sources]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["duration"] = duration
+    environment.tests["cell"] = lambda value: isinstance(value, Cell)
+    return environment.get_template("page.html.jinja").render(views=views, legend_mark=legend_mark)
+
+
+def write(sources: Sequence[Path | str], out: Path | str) -> Path:
+    """Writes the page whole and gives its path."""
+    out = Path(out)
+    if out.is_dir():
+        raise ValueError(f"out must be a file, got the folder {str(out)!r}")
+    text = page(sources)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, text.encode())
+    return out

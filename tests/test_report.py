@@ -1,0 +1,588 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chromium
+from ell0 import report
+from ell0.data._png import read_png
+from ell0.report import _charts, _gallery, _words
+from ell0.results import Results, Row
+from report_runs import RECIPE, accuracy, log, results, rows, run_folder
+
+REPOSITORY = Path(__file__).parent.parent
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+WIDTHS = (360, 1440)
+
+
+class Outline(HTMLParser):
+    """What a page is made of: elements with their attributes, and its text, with plain spaces and hyphens."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self._text: list[str] = []
+        self._style = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._style = tag == "style"
+
+    def handle_endtag(self, _: str) -> None:
+        self._style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._style:
+            self._text.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self._text).replace("\N{EN DASH}", "-").split())
+
+    def all(self, tag: str, word: str | None = None) -> list[dict[str, str | None]]:
+        """Elements of a tag, with a class where one is given."""
+        found = [attributes for name, attributes in self.elements if name == tag]
+        return found if word is None else [one for one in found if word in (one.get("class") or "").split()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_folder(tmp_path_factory.mktemp("runs") / "mnist-table1")
+
+
+@pytest.fixture(scope="module")
+def outline(run: Path) -> Outline:
+    return Outline(report.page([run]))
+
+
+def of_rows(folder: Path, found: list[Row], name: str = "some") -> Outline:
+    return Outline(report.page([results(name, found).save(folder / f"{name}.json")]))
+
+
+def test_the_worst_case_is_the_verdict(outline: Outline) -> None:
+    text = outline.text
+    verdict = "F(10) keeps 70.2 % (67.3-73.0) of 1,000 test images right when 5 pixels are set to any value within ±100"
+    assert f"{verdict}; F(0) keeps 0.0 %." in text
+    assert text.index("Worst case") < text.index(verdict) < text.index("Accuracy")
+    protocol = "By the paper protocol (sparse_rs, 5,000 queries, values within ±100, n = 10,000)"
+    assert f"{protocol} the same classifier keeps 83.9 % (83.2-84.6); the paper reports 81.8 %." in text
+
+
+def test_without_a_worst_case_the_verdict_is_an_upper_bound(tmp_path: Path) -> None:
+    found = [row for row in rows() if row.get("attack") != "worst case"]
+    text = of_rows(tmp_path, found).text
+    assert (
+        "F(10) keeps 54.9 % (54.0-55.9) of 10,000 test rows right when 8 inputs are set to any value within ±100"
+        in text
+    )
+    assert "This is sparse_rs alone (5,000 queries, values within ±100), so an upper bound" in text
+    assert "worst case: the figure that counts" not in text
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({1: 0.9, 2: 0.5, 3: 0.49}, "when 2 inputs are set"),
+        ({1: 0.4, 2: 0.3}, "when 1 input is set"),
+    ],
+)
+def test_the_verdict_takes_the_largest_budget_with_half_left(
+    tmp_path: Path, shares: dict[int, float], words: str
+) -> None:
+    found = [accuracy(share, 100, classifier="F", attack="worst case", budget=b) for b, share in shares.items()]
+    assert words in of_rows(tmp_path, found).text
+
+
+def test_the_worst_case_speaks_of_the_widest_values(tmp_path: Path) -> None:
+    """Also where narrower ones do as well, or better: their points are among the wider ones'."""
+    found = [
+        accuracy(share, 100, classifier="F", attack="worst case", budget=3, beta=beta)
+        for share, beta in ((0.6, 1.0), (0.6, 100.0), (0.7, 10.0))
+    ]
+    assert (
+        "F keeps 60.0 % (50.2-69.1) of 100 test rows right when 3 inputs are set to any value within ±100"
+        in of_rows(tmp_path, found).text
+    )
+    found[0] |= {"value": 0.5}
+    assert (
+        "F keeps 50.0 % (50.2-69.1) of 100 test rows right when 3 inputs are set to any value within ±100"
+        in of_rows(tmp_path, found).text
+    )
+
+
+def test_the_verdict_names_the_strongest_and_the_weakest_rival(tmp_path: Path) -> None:
+    shares = {"F(4)": 0.8, "F(0) clamped": 0.6, "F(0) trained": 0.3, "F(0)": 0.0, "F(2)": 0.7}
+    found = [
+        accuracy(share, 100, classifier=name, k=int(name[2]), attack="worst case", budget=1)
+        for name, share in shares.items()
+    ]
+    assert "within" not in (text := of_rows(tmp_path, found).text)
+    assert "set to any value; F(0) clamped keeps 60.0 % and F(0) keeps 0.0 %." in text
+    found[1] |= {"value": 0.9}
+    assert "; F(4) keeps 80.0 % and F(2) keeps 70.0 %." in of_rows(tmp_path, found).text
+
+
+def test_different_numbers_of_rows_are_said(outline: Outline, tmp_path: Path) -> None:
+    assert "5,000 queriesn = 10,000" in outline.text
+    assert "within ±100n = 1,000" in outline.text
+    assert "Not all columns are over the same number of images" in outline.text
+    worst = [row for row in rows() if row.get("attack") == "worst case"]
+    assert "Not all columns" not in of_rows(tmp_path, worst).text
+
+
+def test_verdicts_without_an_attack(tmp_path: Path) -> None:
+    clean = [row for row in rows() if row["what"] == "clean_accuracy"]
+    text = of_rows(tmp_path, clean).text
+    assert "F(10) gets 98.7 % (98.5-98.9) of 10,000 test rows right; no attack was run." in text
+    for nothing in ({"what": "step", "value": 2.5}, {"what": "robust_accuracy", "attack": "worst case", "value": None}):
+        assert "These results hold no accuracy" in of_rows(tmp_path, [nothing]).text
+
+
+def test_flags_stand_before_the_figures(outline: Outline, tmp_path: Path) -> None:
+    assert "1 flag: read it before the figures" in outline.text
+    assert "F(10): search beats gradients by 3.1 points" in outline.text
+    assert outline.text.index("1 flag") < outline.text.index("Share of test images")
+    found = [row | {"flags": ""} for row in rows() if row.get("attack") == "worst case"]
+    found[0]["flags"] = ["of another", "of both"]
+    found[-1]["flags"] = "of both; of the best"
+    text = of_rows(tmp_path, found).text
+    assert "3 flags: read them before the figures" in text
+    both = "F(0), budget 3; F(10), budget 8: of both"
+    assert f"{both} F(10), budget 8: of the best 1 more, on other classifiers F(0), budget 3: of another" in text
+
+
+def test_every_figure_is_on_the_page(outline: Outline) -> None:
+    for row in rows():
+        if row["what"].endswith("accuracy"):
+            assert _words.percent(row["value"]).replace("\u00a0", " ") in outline.text, row
+    for words in (
+        "adaptive 544",
+        "sparse_rs_uniform 31",
+        "wrong from the start 14",
+        "within ±1",
+        "3 min 45 s",
+        "0.0213",
+    ):
+        assert words in outline.text
+    assert "ABS" in outline.text
+    assert "not run here" in outline.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "n", "expected"),
+    [
+        (0.57, 0.60, None, "meets"),
+        (0.59, 0.61, None, "above"),
+        (0.55, 0.58, None, "below"),
+        (0.59, 0.61, 512, "meets"),
+        (0.70, 0.75, 512, "above"),
+        (0.40, 0.50, 512, "below"),
+    ],
+)
+def test_intervals_meet_the_papers(low: float, high: float, n: int | None, expected: str) -> None:
+    row = {"value": (low + high) / 2, "low": low, "high": high, "paper": 0.5879, "paper_n": n}
+    assert _words.Cell.share(row).against == expected
+
+
+def test_a_figure_that_is_no_number_is_a_dash() -> None:
+    for value in (None, float("nan"), float("inf")):
+        cell = _words.Cell.share({"value": value, "paper": 0.5})
+        assert (cell.value, cell.interval, cell.against) == (_words.NONE, None, None)
+        assert _words.duration(value) == _words.NONE
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2712, "0.271 s"), (59.94, "59.9 s"), (215.3, "3 min 35 s"), (432000, "120 h 0 min")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert _words.duration(seconds).replace("\u00a0", " ") == words
+
+
+def test_choices_made_on_another_split_stand_apart(tmp_path: Path) -> None:
+    what: Row = {"classifier": "F", "attack": "worst case", "budget": 3}
+    found = [accuracy(0.5, 100, **what), accuracy(0.9, 100, **what, split="validation")]
+    outline = of_rows(tmp_path, found)
+    assert "F keeps 50.0 %" in outline.text
+    others = outline.text.index("Every other row")
+    assert outline.text.index("90.0 %") > others
+    assert outline.text.index("validation") > others
+
+
+def test_attacks_with_other_parameters_have_columns_of_their_own(tmp_path: Path) -> None:
+    what: Row = {"classifier": "F", "attack": "sparse_rs", "budget": 3, "queries": 100}
+    found = [accuracy(0.5, 100, **what, values="corners"), accuracy(0.25, 100, **what, values="uniform")]
+    text = of_rows(tmp_path, found).text
+    for words in ("50.0 %", "25.0 %", "sparse_rs, values corners", "sparse_rs, values uniform"):
+        assert words in text
+
+
+def test_what_a_cascade_left_is_no_figure_of_one_attack(tmp_path: Path) -> None:
+    found = [accuracy(0.5, 100, classifier="F", attack="sparse_rs", budget=3, attacked=60, broken=2)]
+    text = of_rows(tmp_path, found).text
+    assert "These results hold no accuracy" in text
+    assert "50.0 %" in text
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_committed_results_have_a_page(path: Path) -> None:
+    text = Outline(report.page([path])).text
+    assert Results.load(path).command in text
+
+
+def test_classifiers_of_a_ladder_are_one_line(tmp_path: Path) -> None:
+    found = [
+        accuracy(0.9 - 0.05 * k, 1000, classifier=f"F({k})", k=k, attack="sparse_rs", budget=k, queries=1000)
+        for k in range(1, 16)
+    ]
+    outline = of_rows(tmp_path, found)
+    assert len(outline.all("polyline", "line")) == 2  # with its piece in the legend
+    assert "F(k), k = budget" in outline.text
+    assert "F(8) keeps 50.0 %" in outline.text
+
+
+def test_charts_show_ours_theirs_and_intervals(outline: Outline) -> None:
+    marks = [one for tag in ("circle", "polygon") for one in outline.all(tag, "mark")]
+    hollow = [one for one in marks if "paper" in str(one["class"]).split()]
+    # Two classifiers: three budgets, then three numbers of queries at each of them; and one in the legend.
+    assert len(hollow) == 2 * (3 + 3 * 3) + 1
+    assert len(outline.all("polygon", "band")) == 2 * (2 + 3)
+    assert len(outline.all("line", "refresh")) == 3 * 3  # before epochs 25, 50 and 75, on three charts
+
+
+def test_a_chart_is_drawn_to_scale() -> None:
+    points = [_charts.Point(x, y, words=f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
+    axes = _charts.Axis("queries", "log values"), _charts.Axis("accuracy", ends=(0.0, 100.0))
+    svg = str(_charts.Chart("title", "note", *axes, [_charts.Series("a", 0, points)]).svg("id"))
+    (line,) = re.findall(r'<polyline class="line [^"]*" points="([^"]*)"', svg)
+    (x1, y1), (x2, y2), (x3, y3) = (tuple(map(float, pair.split(","))) for pair in line.split())
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11)
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.11)
+    assert x1 < x3
+    assert y3 < y1
+
+
+@pytest.mark.parametrize("values", [[5.0], [0.0, 0.0], [1e-6, 2e6], [3.0, 3.0001]])
+@pytest.mark.parametrize("kind", ["linear", "values"])
+def test_charts_of_few_or_far_values(values: list[float], kind: Any) -> None:
+    points = [_charts.Point(value, value) for value in values]
+    svg = str(
+        _charts.Chart("t", "n", _charts.Axis("x", kind), _charts.Axis("y"), [_charts.Series("a", 3, points)]).svg("i")
+    )
+    assert "nan" not in svg
+    assert svg.count('class="tick"') >= 2
+
+
+def test_styles_differ_in_more_than_colour() -> None:
+    styles = range(_charts.COLOURS)
+    assert len({(style % len(_charts._SHAPES), style % _charts.DASHES) for style in styles}) == len(styles)
+
+
+def test_pixels_of_the_gallery_are_those_of_the_images() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    assert (read_png(_gallery.png(image)) == image).all()
+
+
+def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
+    with np.load(run / "gallery.npz") as file:
+        arrays = dict(file)
+    assert len(outline.all("rect", "changed")) == 6 * (1 + 5)
+    row, column = np.argwhere(arrays["f0/adv"][0, 0] != arrays["clean"][0, 0])[0]
+    first = outline.all("rect", "changed")[0]
+    assert (first["x"], first["y"]) == (str(column), str(row))
+    uris = [str(one["href"]) for one in outline.all("image")]
+    assert len(uris) == 6 * 3
+    shown = read_png(base64.b64decode(uris[1].removeprefix("data:image/png;base64,")))
+    assert shown[row, column].tolist() in ([0, 0, 0], [255, 255, 255])
+    expected = np.rint((arrays["clean"][0, 0] + 1) * 127.5)
+    assert (np.delete(shown[..., 0].ravel(), row * 8 + column) == np.delete(expected.ravel(), row * 8 + column)).all()
+    labels = [str(one["aria-label"]) for one in outline.all("svg") if "aria-label" in one]
+    label = int(arrays["labels"][0])
+    assert labels[:2] == [
+        f"Clean image of a {label}",
+        f"Attacked image of a {label}: F(0) says {arrays['f0/says'][0]}, 1 changed",
+    ]
+
+
+def test_an_image_that_was_wrong_when_clean_says_so(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    with np.load(run / "gallery.npz") as file:
+        arrays = dict(file)
+    arrays["f0/said"] = (arrays["labels"] + 1) % 10
+    np.savez(copy / "gallery.npz", **arrays)
+    assert Outline(report.page([copy])).text.count("wrong when clean") == 6
+
+
+def test_logs_of_used_recipes_are_found(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "mnist-f10")
+    user = tmp_path / "table"
+    user.mkdir()
+    (user / "recipe.toml").write_text('name = "table"\nuse = ["mnist-f10"]\n')
+    shutil.copy(run / "gallery.npz", user)
+    results("table", rows()).save(user / "results.json")
+    assert "validation split" in Outline(report.page([user])).text
+    shutil.rmtree(tmp_path / "mnist-f10")
+    alone = Outline(report.page([user]))
+    assert "validation split" not in alone.text
+    assert len(alone.all("image")) == 6 * 3
+
+
+def test_a_page_of_several_runs(run: Path, tmp_path: Path) -> None:
+    bench = REPOSITORY / "results" / "bench-train-h200.json"
+    out = report.write([run, bench], tmp_path / "deep" / "page.html")
+    outline = Outline(out.read_text())
+    assert "Report of 2 runs" in outline.text
+    assert {one.get("href") for one in outline.all("a")} >= {"#run1", "#run2"}
+    _check_structure(outline)
+
+
+def test_structure(outline: Outline) -> None:
+    _check_structure(outline)
+    assert [one.get("href") for one in outline.all("a")] == ["#main"]
+
+
+def _check_structure(outline: Outline) -> None:
+    """Landmarks, headings that skip no level, names that lead somewhere, tables that can be read aloud."""
+    levels = [int(tag[1]) for tag, _ in outline.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in outline.elements:
+        for name in (attributes.get("aria-labelledby") or "").split():
+            assert name in ids
+    for tag in ("header", "main", "footer"):
+        assert len(outline.all(tag)) == 1
+    assert all("scope" in one for one in outline.all("th"))
+    assert len(outline.all("caption")) == len(outline.all("table")) == len(outline.all("div", "scroll"))
+    assert all(one.get("tabindex") == "0" and one.get("aria-label") for one in outline.all("div", "scroll"))
+    assert all(one.get("tabindex") == "0" and one.get("aria-label") for one in outline.all("pre"))
+    for one in outline.all("svg"):
+        named = one.get("aria-hidden") == "true" or one.get("role") == "img"
+        assert named
+        assert one.get("aria-hidden") or one.get("aria-label") or one.get("aria-labelledby")
+    assert not outline.all("script")
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=30, images=2)
+    hostile = [
+        {
+            key: HOSTILE if isinstance(value, str) and key not in ("what", "attack") else value
+            for key, value in row.items()
+        }
+        for row in rows()
+    ]
+    hostile += [row | {"attack": HOSTILE} for row in hostile if row.get("attack") == "sparse_rs"]
+    hostile += [{"what": HOSTILE, HOSTILE: HOSTILE, "value": HOSTILE, "paper": 1.0}]
+    found = results(HOSTILE, hostile)
+    found.command = found.device = found.commit = HOSTILE
+    found.versions = {HOSTILE: HOSTILE}
+    found.save(run / "results.json")
+    name = json.dumps(HOSTILE)
+    (run / "recipe.toml").write_text(RECIPE.replace('"F(0)"', name).replace('"ABS"', name) + f"# {HOSTILE}\n")
+    page = report.page([run])
+    outline = Outline(page)
+    assert "<script" not in page
+    assert not [one for _, one in outline.elements if any(key.startswith("on") for key in one)]
+    assert not outline.all("img")
+    assert outline.text.count("<script>alert(1)</script>") > 20
+
+
+def test_contrast() -> None:
+    """Text on its paper, 4.5 to 1; lines and marks 3 to 1; light and dark."""
+    css = (Path(report.__file__).parent / "page.css").read_text()
+    light, dark, *_ = (dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in css.split(":root {")[1:])
+    for theme in (light, dark):
+        for paper in ("paper", "raised"):
+            for ink in ("ink", "soft", "accent", "link", "good", "bad"):
+                assert _contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
+            for line in (f"c{i}" for i in range(_charts.COLOURS)):
+                assert _contrast(theme[line], theme[paper]) >= 3, (line, paper)
+        assert _contrast(theme["warn"], theme["warn-paper"]) >= 4.5
+
+
+def _contrast(a: str, b: str) -> float:
+    high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("sources", [[], "results.json"])
+def test_sources_must_be_a_list(sources: Any) -> None:
+    with pytest.raises(ValueError, match="sources must be a list of run folders or results files, at least one, got"):
+        report.page(sources)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(
+            ValueError, match=r"sources must be results files or run folders that hold results.json, got"
+        ):
+            report.page([source])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("results.json", "is not a results file"),
+        ("recipe.toml", "is not a recipe"),
+        ("f0/log.jsonl", "is not a log of training"),
+        ("gallery.npz", "is not a gallery"),
+    ],
+)
+def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, name: str, words: str) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    out = tmp_path / "page.html"
+    out.write_text("as it was")
+    (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken")
+    with pytest.raises(ValueError, match=words) as error:
+        report.write([copy], out)
+    assert str(copy / name) in str(error.value)
+    assert out.read_text() == "as it was"
+
+
+def test_a_gallery_must_fit_together(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    with np.load(run / "gallery.npz") as file:
+        arrays = dict(file)
+    arrays["f0/adv"] = arrays["f0/adv"][:, :, :4]
+    np.savez(copy / "gallery.npz", **arrays)
+    with pytest.raises(ValueError, match="is not a gallery: F\\(0\\) has images of shape"):
+        report.page([copy])
+
+
+def test_out_must_be_a_file(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="out must be a file, got the folder"):
+        report.write([run], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    if chromium.FOUND is None:
+        pytest.skip("no Chromium on this machine")
+    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def _wide(folder: Path) -> Path:
+    """Sixteen classifiers, with names longer than any screen is wide, on every kind of chart."""
+    names = [f"F({k}) " + "with-a-very-long-name-" * (k % 5) for k in range(16)]
+    found = [
+        accuracy(
+            1 / (1 + k + budget), 1000, classifier=name, k=k, attack=attack, budget=budget, queries=queries, beta=100.0
+        )
+        for k, name in enumerate(names)
+        for budget in (1, 2, 3, 5, 8, 13, 100)
+        for attack, queries in (("worst case", 1000), ("sparse_rs", 300), ("sparse_rs", 301), ("sparse_rs", 5000))
+    ]
+    for k, name in enumerate(names):
+        (folder / f"f{k}").mkdir(parents=True)
+        (folder / f"f{k}" / "log.jsonl").write_text(log(40, 7, 0.01 * (k + 1)))
+        found.append({"what": "training_seconds", "classifier": name, "value": 1e6})
+    classifiers = "".join(f"[[classifier]]\nname = {json.dumps(name)}\n" for name in names)
+    (folder / "recipe.toml").write_text(classifiers)
+    made = results("wide-" * 30, found)
+    made.command = "ell0 run " + "x" * 300
+    made.save(folder / "results.json")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["table", "wide", "both"])
+def opened(
+    request: pytest.FixtureRequest, run: Path, browser: chromium.Chromium, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[chromium.Chromium, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    sources = {"table": [run], "wide": [folder / "wide"], "both": [run, folder / "wide"]}[request.param]
+    if folder / "wide" in sources:
+        _wide(folder / "wide")
+    return browser, report.write(sources, folder / "page.html")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_browser_has_nothing_to_complain_of(opened: tuple[chromium.Chromium, Path], width: int, dark: bool) -> None:
+    browser, page = opened
+    browser.open(page, width=width, dark=dark)
+    assert browser.complaints == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 3 * 128) == dark
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_clipped_or_overlaps(opened: tuple[chromium.Chromium, Path], width: int) -> None:
+    browser, page = opened
+    browser.open(page, width=width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(_OUTSIDE) == []
+    assert browser.evaluate(_OVERLAPPING) == []
+    assert browser.evaluate("Math.min(...[...document.querySelectorAll('.chart text')].map(e => "
+                            "e.getBoundingClientRect().height))") >= 12  # fmt: skip
+
+
+# Elements that stick out of the page sideways, unless they lie in something that scrolls.
+_OUTSIDE = """[...document.querySelectorAll('main *, header *, footer *')]
+.filter(e => !e.closest('.scroll, pre, .unseen') && e.getBoundingClientRect().width)
+.filter(e => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < -0.5)
+.map(e => e.outerHTML.slice(0, 80))"""
+
+# Labels of a chart that touch, or leave its figure.
+_OVERLAPPING = """[...document.querySelectorAll('.chart svg')].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+  const frame = svg.closest('figure').getBoundingClientRect();
+  const hits = boxes.flatMap(([a, p], i) => boxes.slice(i + 1)
+    .filter(([b, q]) => p.left < q.right && q.left < p.right && p.top + 2 < q.bottom && q.top + 2 < p.bottom)
+    .map(([b]) => a + ' on ' + b));
+  const out = boxes.filter(([a, p]) => p.left < frame.left - 0.5 || p.right > frame.right + 0.5).map(([a]) => a);
+  return hits.concat(out);
+})"""
+
+
+def test_paper_has_room_for_the_table(run: Path, browser: chromium.Chromium, tmp_path: Path) -> None:
+    browser.open(report.write([run], tmp_path / "page.html"), width=700, media="print")  # A4 between its margins
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 700
+
+
+def test_the_browser_sees_what_must_not_be(browser: chromium.Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<!doctype html><main><figure class=chart style='margin:0'><svg width=100 height=50>"
+        "<text x=5 y=20>one</text><text x=9 y=20>two</text></svg></figure><p style='width:500px'>wide</p></main>"
+        "<img src='http://127.0.0.1:9/x.png'>"
+    )
+    browser.open(page, width=360)
+    assert any("127.0.0.1:9" in url for url in browser.requests)
+    assert browser.complaints
+    assert browser.evaluate("document.documentElement.scrollWidth") > 360
+    assert browser.evaluate(_OUTSIDE)
+    assert browser.evaluate(_OVERLAPPING) == ["one on two"]
+
+
+def test_the_keyboard_reaches_what_scrolls(opened: tuple[chromium.Chromium, Path]) -> None:
+    browser, page = opened
+    browser.open(page, width=360)
+    browser.ask("Input.dispatchKeyEvent", type="keyDown", key="Tab", windowsVirtualKeyCode=9)
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    scrolling = "[...document.querySelectorAll('.scroll, pre')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert browser.evaluate(f"{scrolling}.length") > 1
+    assert browser.evaluate(f"{scrolling}.every(e => (e.focus(), document.activeElement === e))")
