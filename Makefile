@@ -12,9 +12,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-run: setup  ## the main job: two digits classifiers, attacked, and what the truncated layer costs
-	$(BIN)/python examples/digits.py
-	$(BIN)/ell0 bench layer --quick
+run: setup  ## the main job: digits classifiers trained, attacked and shown on a page
+	$(BIN)/ell0 run
 
 lint: setup
 	$(BIN)/ruff check .
@@ -27,8 +26,9 @@ test: lint  ## lint, types, tests
 test-full: lint  ## with new cases and ten times as many of them
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n auto
 
-test-gpu:  ## the Triton kernels on a GPU; needs torch and Triton alone, no pytest
+test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton alone, no pytest
 	PYTHONPATH=src $(PYTHON) tests/gpu_checks.py
+	PYTHONPATH=src $(PYTHON) tests/gpu_train_checks.py
 
 bench: setup  ## the figures of the README
 	$(BIN)/ell0 bench layer --require-mnist --threads 2 --out results/bench-layer-cpu.json

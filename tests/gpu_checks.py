@@ -89,7 +89,9 @@ def one_sided(n: int, rows: int, d: int, g: Generator) -> Inputs:
 
 KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay, one_sided)
 # n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
-SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16), (3, 1, 140, 45, 45))
+SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16))
+LONG = (3, 1, 140, 45, 45)
+SLOW = (zeros, integers, huge, undefined, few_stay, one_sided)  # in Triton's interpreter, where they get less
 
 
 def close(name: str, got: Tensor, want: Tensor, scale: Tensor) -> None:
@@ -127,16 +129,18 @@ def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[tuple[
 
 
 def check_kind(make: Callable[..., Inputs]) -> None:
-    for seed, (n, rows, d, top, bottom) in enumerate(SHAPES):
+    slow = INTERPRETED and make in SLOW
+    shapes = SHAPES if slow else (*SHAPES, LONG)
+    for seed, (n, rows, d, top, bottom) in enumerate(shapes):
         compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
-        compare(*make(33, 2, 40, Generator().manual_seed(9)), ((4, 3),))
+        compare(*make(5 if slow else 33, 2, 40, Generator().manual_seed(9)), ((4, 3),))
 
 
 def check_pairs() -> None:
     for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
-        x, weight, _ = attacked(3, 2, 60, Generator().manual_seed(0))
+        x, weight, _ = attacked(3, 1, 60, Generator().manual_seed(0))
         compare(x, weight, None, counts)
 
 

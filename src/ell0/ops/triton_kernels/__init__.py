@@ -1,0 +1,29 @@
+"""The trimmed product in Triton: what runs on the GPU, or in Triton's interpreter. `gpu` calls it.
+
+Two matrices with rows of d numbers meet: x (samples) and weight (rows). One of them is walked: each of its rows from
+its largest magnitude on, by one warp, while 32 rows of the other lie in the lanes. Once the magnitude that follows
+cannot pass a cut of any lane, nothing further can. Which side is walked is chosen for each 32 samples: the weight where
+many coordinates of a sample are about as large as its largest (images), else the samples.
+
+The dense product comes in and the removed terms are taken out of it. Outlying coordinates of a sample are zeros in its
+panel and in the dense product; their terms, clamped to what the others can reach, join the selection apart. Where this
+short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
+"""
+
+from ._gradients import input_gradient, input_ties, weight_gradient, weight_parts
+from ._language import ALIGNED
+from ._layout import order_rows, pack
+from ._select import select
+from ._walk import walk
+
+__all__ = [
+    "ALIGNED",
+    "input_gradient",
+    "input_ties",
+    "order_rows",
+    "pack",
+    "select",
+    "walk",
+    "weight_gradient",
+    "weight_parts",
+]

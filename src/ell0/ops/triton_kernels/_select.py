@@ -1,0 +1,426 @@
+"""Many removed terms, or few terms at all: cuts are found by counting."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._definition import by_definition
+from ._language import LANES, LARGEST, bits_of, kernel, product_of, size_of, terms_at, within
+from ._networks import backwards, join, merged, network
+from ._work import first_unit, next_unit
+
+CANDIDATES = tl.constexpr(32)  # terms around a cut that are told apart by sorting
+AROUND = tl.constexpr(12.0)  # terms to either side of where a cut should be: less than half as many
+TINY = tl.constexpr(1.1754943508222875e-38)
+
+
+@triton.jit
+def _lead(walker, lead_index, lead_value, r, width, count):
+    """One outlying term of each lane; NaN, which is never counted, where there are fewer."""
+    there = r < count
+    i = tl.load(lead_index + r * width, mask=there, other=0)
+    x = tl.load(lead_value + r * width, mask=there, other=0.0)
+    return tl.where(there, product_of(tl.load(walker + i), x), float("nan"))
+
+
+@triton.jit
+def _count(v, near, far, above_near, above_far, UP: tl.constexpr):
+    """Adds how many terms lie beyond each of two pivots; downwards the pivots are negated."""
+    for r in tl.static_range(len(v)):
+        if UP:
+            above_near = tl.where(v[r] > near, above_near + 1.0, above_near)
+            above_far = tl.where(v[r] > far, above_far + 1.0, above_far)
+        else:
+            above_near = tl.where(v[r] < -near, above_near + 1.0, above_near)
+            above_far = tl.where(v[r] < -far, above_far + 1.0, above_far)
+    return above_near, above_far
+
+
+@triton.jit
+def _closer(a, b, above_a, above_b, pivot, above, k):
+    """Moves the end of (a, b] to a pivot inside of it: k terms or more lie above a, fewer above b."""
+    raised = (above >= k) & (pivot > a)
+    lowered = (above < k) & (pivot < b)
+    a = tl.where(raised, pivot, a)
+    above_a = tl.where(raised, above, above_a)
+    b = tl.where(lowered, pivot, b)
+    above_b = tl.where(lowered, above, above_b)
+    return a, b, above_a, above_b
+
+
+@triton.jit
+def _aim(a, b, above_a, above_b, gap, k, step):
+    """Two pivots around where k terms should lie above, and the distance of terms there."""
+    wide = above_a - above_b
+    closed = a > -LARGEST
+    gap = tl.where(closed, (b - a) / tl.maximum(wide, 1.0), gap)
+    middle = tl.where(closed, a + gap * (above_a - k + 0.5), b - gap * (k - above_b - 0.5))
+    # While one end is open, further and further.
+    reach = tl.maximum(0.5 * (k - above_b), AROUND) * (1 << (step - 1)).to(tl.float32)
+    spread = tl.where(closed, AROUND, reach) * gap
+    near = middle - spread
+    far = middle + spread
+    # Where the distances mislead, thirds.
+    third = (b - a) * (1 / 3)
+    astray = closed & (~((middle > a) & (middle < b)) | (step % 4 == 3))
+    near = tl.where(astray, a + third, near)
+    far = tl.where(astray, b - third, far)
+    # Many terms may be zeros.
+    zeros = (step == 1) & (a < -TINY) & (b > 0)
+    return tl.where(zeros, -TINY, near), tl.where(zeros, 0.0, far), gap
+
+
+@triton.jit
+def _collect(v, a, b, found, listed, removed, UP: tl.constexpr):
+    """Lists the terms in (a, b], a line of lanes for each; adds up those above b."""
+    for r in tl.static_range(len(v)):
+        q = v[r] if UP else -v[r]
+        gone = q > b
+        between = (q > a) & ~gone
+        removed = tl.where(gone, removed + v[r], removed)
+        tl.store(found + listed, q, mask=between)
+        listed = tl.where(between, listed + LANES, listed)
+    return listed, removed
+
+
+@triton.jit
+def _half(found, listed, FIRST: tl.constexpr, SORT: tl.constexpr):
+    """Sixteen of the listed terms, falling."""
+    v = ()
+    for r in tl.static_range(16):
+        v = v + (tl.load(found + (FIRST + r) * LANES, mask=FIRST + r < listed, other=float("-inf")),)
+    return network(v, SORT, True)
+
+
+@triton.jit
+def _taken(v, m, cut, after, FIRST: tl.constexpr):
+    """The sum and the size of the first m of the listed terms, the last of them, and the one that follows."""
+    total = tl.full((LANES,), 0.0, tl.float32)
+    size = total
+    for r in tl.static_range(16):
+        total = tl.where(FIRST + r < m, total + v[r], total)
+        size = tl.where(FIRST + r < m, size + tl.abs(v[r]), size)
+        cut = tl.where(FIRST + r == m - 1, v[r], cut)
+        after = tl.where(FIRST + r == m, v[r], after)
+    return total, size, cut, after
+
+
+@triton.jit
+def _tied(v, m, cut, FIRST: tl.constexpr):
+    """How many of the first m listed terms equal the cut."""
+    total = tl.full((LANES,), 0, tl.int32)
+    for r in tl.static_range(16):
+        total += ((FIRST + r < m) & (v[r] == cut)).to(tl.int32)
+    return total
+
+
+@triton.jit
+def _cut_of(found, listed, m, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr):
+    """Of the m largest listed terms the last, the sum, the size, and how many are tied with one that is not of them."""
+    cut = tl.full((LANES,), float("inf"), tl.float32)
+    after = -cut
+    a = _half(found, listed, 0, SORT)
+    b = _half(found, listed, 16, SORT)
+    larger = merged(join(a, b, 16, True), MERGE, PLACES, True)
+    smaller = merged(join(a, backwards(b), 16, False), MERGE, PLACES, True)
+    total, size, cut, after = _taken(larger, m, cut, after, 0)
+    total2, size2, cut, after = _taken(smaller, m, cut, after, 16)
+    tie = tl.full((LANES,), 0, tl.int32)
+    if tl.max((cut == after).to(tl.int32), 0) > 0:
+        tie = tl.where(cut == after, _tied(larger, m, cut, 0) + _tied(smaller, m, cut, 16), 0)
+    return cut, total + total2, size + size2, tie
+
+
+@kernel()
+def select(
+    order, bound, weight, panel, reach, x, lead_count, lead_index, lead_value, bias,
+    out, cuts, ties, marks, tickets, scratch, rows, samples, width, d, blocks, parts, units, sms,
+    top, bottom, top2, bottom2,
+    PAIRS: tl.constexpr, KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+    PASSES: tl.constexpr, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr, GPU: tl.constexpr,
+):  # fmt: skip
+    """As `walk` by the weight, for any number of removed terms and two pairs of numbers: cuts are found by counting.
+
+    scratch: of each program, ``(2, CANDIDATES, 32)``.  SHORT: there are few terms, and each pair goes by the
+    definition.
+    """
+    SHARE: tl.constexpr = 16
+    found = scratch + tl.program_id(0) * 2 * CANDIDATES * LANES + tl.arange(0, LANES)
+    per_part = (rows + parts - 1) // parts
+    shares = (per_part + SHARE - 1) // SHARE
+    unit = first_unit(sms, GPU)
+    while unit < units:
+        tile = unit // parts
+        first = unit % parts * per_part
+        lane = tile * LANES + tl.arange(0, LANES)
+        far = tl.load(reach + lane)
+        count = tl.load(lead_count + lane)
+        mine = panel + tile * d * LANES + tl.arange(0, LANES)
+        share = tl.atomic_add(tickets + unit, 1)
+        while share < shares:
+            # Guesses go from row to row of one share, never further: who did what before must not matter.
+            nothing = tl.full((LANES,), 0.0, tl.float32)
+            depth, up, up_gap, down, down_gap = 0, nothing, nothing, nothing, nothing
+            depth2, up2, up_gap2, down2, down_gap2 = 0, nothing, nothing, nothing, nothing
+            begin = first + share * SHARE
+            for row in range(begin, tl.minimum(tl.minimum(begin + SHARE, first + per_part), rows)):
+                for pair in range(PAIRS):
+                    if PAIRS == 2:
+                        # What the other pair learnt waits.
+                        depth, depth2 = depth2, depth
+                        up, up2 = up2, up
+                        up_gap, up_gap2 = up_gap2, up_gap
+                        down, down2 = down2, down
+                        down_gap, down_gap2 = down_gap2, down_gap
+                    depth, up, up_gap, down, down_gap = _counted(
+                        row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count,
+                        lead_index, lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks,
+                        tl.where(pair == 0, top, top2), tl.where(pair == 0, bottom, bottom2),
+                        KEEP, HAS_BIAS, SHORT, EXACT, PASSES, SORT, MERGE, PLACES,
+                    )  # fmt: skip
+            share = tl.atomic_add(tickets + unit, 1)
+        unit = next_unit(unit, tickets, shares, units, sms)
+
+
+@triton.jit
+def _counted(
+    row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count, lead_index,
+    lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks, k, k2,
+    KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, PASSES: tl.constexpr,
+    SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """One row and 32 samples. How far to look and where the cuts may be comes from the row before, and goes on.
+
+    For each cut an interval (a, b] that holds it is narrowed, until few terms lie in it. These are listed and sorted.
+    Downwards all is negated.
+    """
+    lane = tile * LANES + tl.arange(0, LANES)
+    here = lane < samples
+    places = order + row * d
+    steps = bound + row * blocks
+    raw = weight + row * d
+    largest = tl.load(steps)
+    cap = largest * far
+    lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
+    defined = here & ~lost & (cap <= LARGEST)
+    at = out + pair * samples * rows + lane * rows + row
+    dense = tl.load(at, mask=here, other=0.0)
+    nothing = tl.full((LANES,), 0.0, tl.float32)
+    odd = here & ~lost
+    removed = nothing
+    infinite = nothing + float("inf")
+    upper = infinite
+    lower = -infinite
+    tie = tl.full((LANES,), 0, tl.int32)
+    tie2 = tie
+    walked = d
+    if not SHORT:
+        most = tl.minimum(tl.max(count, 0), 16)
+        found2 = found + CANDIDATES * LANES
+        leads = lead_index + lane
+        values = lead_value + lane
+        whole = (d + 15) // 16 * 16
+        if depth == 0:
+            depth = ((k + k2) * 3 // 2 + 31) // 16 * 16
+        depth = tl.minimum(depth, whole)
+        fresh = up_gap == 0
+        up = tl.where(fresh, 0.5 * cap, up)
+        up_gap = tl.where(fresh, cap / (4.0 * k + 1.0), up_gap)
+        fresh = down_gap == 0
+        down = tl.where(fresh, 0.5 * cap, down)
+        down_gap = tl.where(fresh, cap / (4.0 * k2 + 1.0), down_gap)
+        found_up = odd
+        found_down = odd
+        size = nothing
+        seen = nothing
+        narrow = nothing
+        b = infinite
+        b2 = infinite
+        go = 1
+        while go > 0:
+            # No number of a panel passes `cap`; of a side that loses nothing the interval is empty.
+            b = tl.where(k > 0, cap, infinite)
+            a = tl.where(k > 0, -infinite, b)
+            b2 = tl.where(k2 > 0, cap, infinite)
+            a2 = tl.where(k2 > 0, -infinite, b2)
+            above_b = nothing
+            above_b2 = nothing
+            above_a = nothing
+            above_a2 = nothing
+            ahead = tl.minimum(AROUND, 0.45 * k) * up_gap
+            ahead2 = tl.minimum(AROUND, 0.45 * k2) * down_gap
+            p = up - ahead
+            q = up + ahead
+            p2 = down - ahead2
+            q2 = down + ahead2
+            step = 0
+            open_ = 1
+            while open_ > 0:
+                near = nothing
+                distant = nothing
+                near2 = nothing
+                distant2 = nothing
+                for n in range(most):
+                    v = (_lead(raw, leads, values, n, width, count),)
+                    near, distant = _count(v, p, q, near, distant, True)
+                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
+                    above_b = tl.where((step == 0) & (v[0] > b), above_b + 1.0, above_b)
+                    above_b2 = tl.where((step == 0) & (v[0] < -b2), above_b2 + 1.0, above_b2)
+                for j in range(0, depth, 16):
+                    v = terms_at(places, mine, j, d, float("nan"), 16, EXACT)
+                    near, distant = _count(v, p, q, near, distant, True)
+                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
+                a, b, above_a, above_b = _closer(a, b, above_a, above_b, p, near, k)
+                a, b, above_a, above_b = _closer(a, b, above_a, above_b, q, distant, k)
+                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, p2, near2, k2)
+                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, q2, distant2, k2)
+                found_up = (a > -LARGEST) & (above_a - above_b <= CANDIDATES)
+                found_down = (a2 > -LARGEST) & (above_a2 - above_b2 <= CANDIDATES)
+                step += 1
+                # Between -TINY and 0 lie zeros, however many: nothing is left to tell apart.
+                settled = found_up | ((a == -TINY) & (b == 0))
+                settled = settled & (found_down | ((a2 == -TINY) & (b2 == 0)))
+                open_ = tl.max((defined & ~settled).to(tl.int32), 0)
+                if step == PASSES:
+                    open_ = 0
+                p, q, up_gap = _aim(a, b, above_a, above_b, up_gap, k, step)
+                p2, q2, down_gap = _aim(a2, b2, above_a2, above_b2, down_gap, k2, step)
+            # Where too many are left to be listed, none are.
+            floor = tl.where(found_up, a, b)
+            floor2 = tl.where(found_down, a2, b2)
+            listed = tl.full((LANES,), 0, tl.int32)
+            listed2 = listed
+            gone = nothing
+            gone2 = nothing
+            seen = nothing
+            for n in range(most):
+                v = (_lead(raw, leads, values, n, width, count),)
+                listed, gone = _collect(v, floor, b, found, listed, gone, True)
+                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
+            gone = nothing
+            gone2 = nothing
+            for j in range(0, depth, 8):
+                v = terms_at(places, mine, j, d, float("nan"), 8, EXACT)
+                seen += size_of(v if EXACT else within(v, cap, 8), 8)
+                listed, gone = _collect(v, floor, b, found, listed, gone, True)
+                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
+            listed = listed // LANES
+            listed2 = listed2 // LANES
+            removed = gone + gone2
+            size = gone - gone2
+            alike = tl.full((LANES,), 0, tl.int32) > 0
+            alike2 = alike
+            tie = tl.full((LANES,), 0, tl.int32)
+            tie2 = tie
+            known = found_up & (listed == (above_a - above_b).to(tl.int32))
+            known2 = found_down & (listed2 == (above_a2 - above_b2).to(tl.int32))
+            m = k - above_b.to(tl.int32)
+            m2 = k2 - above_b2.to(tl.int32)
+            rare = ~(known & known2) | (b < 0) | (b2 < 0)
+            if tl.max((defined & rare).to(tl.int32), 0) > 0:
+                # Terms of both signs may leave on one side. And if all terms of an interval are one value, it is the
+                # cut: some of them leave and some stay.
+                size = nothing
+                low, high = infinite, -infinite
+                low2, high2 = infinite, -infinite
+                for j in range(0, depth, 4):
+                    v = terms_at(places, mine, j, d, float("nan"), 4, EXACT)
+                    for r in tl.static_range(4):
+                        size = tl.where((v[r] > b) | (v[r] < -b2), size + tl.abs(v[r]), size)
+                        between = (v[r] > a) & (v[r] <= b)
+                        low = tl.where(between, tl.minimum(low, v[r]), low)
+                        high = tl.where(between, tl.maximum(high, v[r]), high)
+                        between = (v[r] < -a2) & (v[r] >= -b2)
+                        low2 = tl.where(between, tl.minimum(low2, -v[r]), low2)
+                        high2 = tl.where(between, tl.maximum(high2, -v[r]), high2)
+                alike = ~known & (low == high) & (a > -LARGEST) & (count == 0)
+                upper = low
+                tie = tl.where(alike, m, 0)
+                alike2 = ~known2 & (low2 == high2) & (a2 > -LARGEST) & (count == 0)
+                lower = low2
+                tie2 = tl.where(alike2, m2, 0)
+                leave = tl.where(alike, m.to(tl.float32) * low, 0.0)
+                leave2 = tl.where(alike2, m2.to(tl.float32) * low2, 0.0)
+                removed += leave - leave2
+                size += tl.abs(leave) + tl.abs(leave2)
+            for side in range(2):
+                down_now = side > 0
+                chosen = tl.where(down_now, known2, known)
+                cut, total, bulk, tied = _cut_of(
+                    found + side * CANDIDATES * LANES, tl.where(down_now, listed2, listed),
+                    tl.where(chosen, tl.where(down_now, m2, m), 0), SORT, MERGE, PLACES,
+                )  # fmt: skip
+                removed += tl.where(down_now, -total, total)
+                size += bulk
+                if down_now:
+                    lower = tl.where(chosen, cut, lower)
+                    tie2 = tl.where(chosen, tied, tie2)
+                else:
+                    upper = tl.where(chosen, cut, upper)
+                    tie = tl.where(chosen, tied, tie)
+            known = known | alike
+            known2 = known2 | alike2
+            odd = ~(known & known2)
+            # No term after the depth may reach a cut. More terms only move the cuts away from zero.
+            narrow = tl.minimum(tl.where(k > 0, upper, cap), tl.where(k2 > 0, lower, cap))
+            need = depth
+            while (need < d) & (
+                tl.max((defined & ~odd & (tl.load(steps + need // 16, mask=need < d) * far >= narrow)).to(tl.int32), 0)
+                > 0
+            ):
+                need += 16
+            if (need < whole) & (tl.max((defined & odd).to(tl.int32), 0) > 0):
+                # Perhaps there are too few terms.
+                need = tl.maximum(need, tl.minimum(2 * depth, whole))
+            go = (need > depth).to(tl.int32)
+            depth = need
+            up = tl.where(known, upper, up)
+            down = tl.where(known2, lower, down)
+            lower = -lower
+        # Further terms tell whether the subtraction is sound.
+        j = depth
+        while (j < d) & (tl.max((defined & ~odd & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0):
+            seen += size_of(terms_at(places, mine, j, d, 0.0, 4, EXACT), 4)
+            j += 4
+        odd = odd | ~(size <= 5 * (seen - size)) | ~(cap <= LARGEST) | ~(tl.abs(dense) <= LARGEST) | (upper == lower)
+        if most > 0:
+            # Outlying terms are not in the dense product: those that stay are added, and those that were listed and
+            # leave are not taken out.
+            for n in range(most):
+                v = _lead(raw, leads, values, n, width, count)
+                removed -= tl.where((v <= b) & (v >= -b2), v, 0.0)
+            # A zero in the panel that stands for an outlying term must not be among those removed.
+            wrong = (~(upper > 0) & (k > 0)) | (~(lower < 0) & (k2 > 0)) | (count > 16)
+            # An infinite term that stays is tied with a cut at infinity.
+            wrong = wrong | (((k == 0) | (k2 == 0)) & ~(tl.abs(removed) <= LARGEST))
+            odd = odd | ((count > 0) & wrong)
+        odd = odd & here & ~lost
+        walked = tl.minimum(depth, d)
+        # A row that needs a little more costs twice, so some are kept in hand.
+        ahead = tl.load(steps + tl.maximum(depth - 48, 0) // 16) * far
+        if (depth > 64) & (tl.max((defined & ~odd & (ahead >= narrow)).to(tl.int32), 0) == 0):
+            depth -= 16
+    tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
+    cell = pair * 2 * rows * samples + row * samples
+    noted = marks + pair * (2 * rows + samples)
+    bits = bits_of(odd)
+    if bits != 0:
+        walked = d
+        by_definition(
+            raw, x, bias + row, tile * LANES, bits, d, k, k2, out + pair * samples * rows + row, rows,
+            cuts + cell, 1, rows * samples, ties + cell, noted + rows + row, noted + 2 * rows,
+            HAS_BIAS, True, KEEP, 8,
+        )  # fmt: skip
+    if KEEP:
+        fine = here & ~odd
+        tl.store(cuts + cell + lane, tl.where(lost, float("nan"), upper), mask=fine)
+        tl.store(cuts + rows * samples + cell + lane, lower, mask=fine)
+        some = fine & ~lost & ((tie > 0) | (tie2 > 0))
+        if tl.max(some.to(tl.int32), 0) > 0:
+            tl.store(ties + cell + lane, tl.where(tie > 0, tie + 1, 0), mask=some)
+            tl.store(ties + rows * samples + cell + lane, tl.where(tie2 > 0, tie2 + 1, 0), mask=some)
+            tl.atomic_max(noted + rows + row, 1)
+            tl.atomic_max(noted + 2 * rows + lane, 1, mask=some)
+        tl.atomic_max(noted + row, walked)
+    return depth, up, up_gap, down, down_gap
