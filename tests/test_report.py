@@ -16,7 +16,8 @@ import pytest
 import chromium
 from ell0 import report
 from ell0.data._png import read_png
-from ell0.report import _charts, _gallery, _words
+from ell0.recipe import slug
+from ell0.report import _charts, _gallery, _view, _words
 from ell0.results import Results, Row
 from report_runs import RECIPE, accuracy, log, results, rows, run_folder
 
@@ -74,9 +75,11 @@ def test_the_worst_case_is_the_verdict(outline: Outline) -> None:
     text = outline.text
     verdict = "F(10) keeps 70.2 % (67.3-73.0) of 1,000 test images right when 5 pixels are set to any value within ±100"
     assert f"{verdict}; F(0) keeps 0.0 %." in text
+    assert "The values of clean images lie within ±1." in text
     assert text.index("Worst case") < text.index(verdict) < text.index("Accuracy")
     protocol = "By the paper protocol (sparse_rs, 5,000 queries, values within ±100, n = 10,000)"
-    assert f"{protocol} the same classifier keeps 83.9 % (83.2-84.6); the paper reports 81.8 %." in text
+    assert f"{protocol} the same classifier keeps 83.9 % (83.2-84.6); the paper reports 81.8 %" in text
+    assert "81.8 % (78.3-84.9 if it took n = 512)." in text
 
 
 def test_without_a_worst_case_the_verdict_is_an_upper_bound(tmp_path: Path) -> None:
@@ -129,6 +132,8 @@ def test_the_verdict_names_the_strongest_and_the_weakest_rival(tmp_path: Path) -
     ]
     assert "within" not in (text := of_rows(tmp_path, found).text)
     assert "set to any value; F(0) clamped keeps 60.0 % and F(0) keeps 0.0 %." in text
+    found[2] |= {"value": 0.0}
+    assert "F(0) clamped keeps 60.0 % and F(0) trained keeps 0.0 %." in of_rows(tmp_path, found).text
     found[1] |= {"value": 0.9}
     assert "; F(4) keeps 80.0 % and F(2) keeps 70.0 %." in of_rows(tmp_path, found).text
 
@@ -139,6 +144,23 @@ def test_different_numbers_of_rows_are_said(outline: Outline, tmp_path: Path) ->
     assert "Not all columns are over the same number of images" in outline.text
     worst = [row for row in rows() if row.get("attack") == "worst case"]
     assert "Not all columns" not in of_rows(tmp_path, worst).text
+
+
+def test_the_widest_values_stand_first_in_the_table(outline: Outline) -> None:
+    table = outline.text.split("Share of test images")[1]
+    assert table.index("within ±100n = 1,000") < table.index("within ±1n = 1,000") < table.index("300 queries")
+    (line,) = re.findall(r"3 (86\.1 % .*?from the start 14)", table)
+    figures = re.findall(r"(?<!paper )\b\d+\.\d %", line)
+    assert figures == ["86.1 %", "92.1 %", "96.0 %", "94.7 %", "93.0 %"]
+    assert line.endswith("adaptive 94, sparse_rs_uniform 31, wrong from the start 14")
+
+
+def test_the_clean_accuracy_over_most_rows_is_shown(tmp_path: Path) -> None:
+    found = [{"what": "clean_accuracy", "classifier": "F", "value": v, "n": n} for v, n in ((0.9, 10), (0.8, 100))]
+    for some in (found, found[::-1]):
+        table = of_rows(tmp_path, [*some, accuracy(0.5, 10, classifier="F", attack="a")]).text.split("Share of")[1]
+        assert "80.0 %" in table
+        assert "90.0 %" not in table
 
 
 def test_verdicts_without_an_attack(tmp_path: Path) -> None:
@@ -154,12 +176,13 @@ def test_flags_stand_before_the_figures(outline: Outline, tmp_path: Path) -> Non
     assert "F(10): search beats gradients by 3.1 points" in outline.text
     assert outline.text.index("1 flag") < outline.text.index("Share of test images")
     found = [row | {"flags": ""} for row in rows() if row.get("attack") == "worst case"]
-    found[0]["flags"] = ["of another", "of both"]
-    found[-1]["flags"] = "of both; of the best"
+    found[0]["flags"] = ["one: of another", "two: of both; they stand"]
+    found[-1]["flags"] = "two: of both; they stand; three: of the best"
     text = of_rows(tmp_path, found).text
     assert "3 flags: read them before the figures" in text
-    both = "F(0), budget 3; F(10), budget 8: of both"
-    assert f"{both} F(10), budget 8: of the best 1 more, on other classifiers F(0), budget 3: of another" in text
+    both = "F(0), budget 3; F(10), budget 8: two: of both; they stand"
+    best = "F(10), budget 8: three: of the best"
+    assert f"{both} {best} 1 more, on other classifiers F(0), budget 3: one: of another" in text
 
 
 def test_every_figure_is_on_the_page(outline: Outline) -> None:
@@ -223,7 +246,7 @@ def test_attacks_with_other_parameters_have_columns_of_their_own(tmp_path: Path)
     what: Row = {"classifier": "F", "attack": "sparse_rs", "budget": 3, "queries": 100}
     found = [accuracy(0.5, 100, **what, values="corners"), accuracy(0.25, 100, **what, values="uniform")]
     text = of_rows(tmp_path, found).text
-    for words in ("50.0 %", "25.0 %", "sparse_rs, values corners", "sparse_rs, values uniform"):
+    for words in ("50.0 %", "25.0 %", "sparse_rs, values = corners", "sparse_rs, values = uniform"):
         assert words in text
 
 
@@ -261,7 +284,7 @@ def test_charts_show_ours_theirs_and_intervals(outline: Outline) -> None:
 
 
 def test_a_chart_is_drawn_to_scale() -> None:
-    points = [_charts.Point(x, y, words=f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
+    points = [_charts.Point(x, y, y / 2, y / 2 + 50, f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
     axes = _charts.Axis("queries", "log values"), _charts.Axis("accuracy", ends=(0.0, 100.0))
     svg = str(_charts.Chart("title", "note", *axes, [_charts.Series("a", 0, points)]).svg("id"))
     (line,) = re.findall(r'<polyline class="line [^"]*" points="([^"]*)"', svg)
@@ -270,6 +293,27 @@ def test_a_chart_is_drawn_to_scale() -> None:
     assert y1 - y2 == pytest.approx(y2 - y3, abs=0.11)
     assert x1 < x3
     assert y3 < y1
+    (band,) = re.findall(r'<polygon class="band [^"]*" points="([^"]*)"', svg)
+    height = y1 - y3
+    heights = [(y1 - float(pair.split(",")[1])) / height for pair in band.split()]
+    assert heights == pytest.approx([0.5, 0.75, 1.0, 0.5, 0.25, 0.0], abs=0.002)
+
+
+def test_points_and_lines_stand_where_they_belong() -> None:
+    what: Row = {"classifier": "F", "value": 0.5, "low": 0.4, "high": 0.6, "paper": 0.7}
+    (series,) = _view._lines([what | {"budget": 3}], "budget", {"F": 0}, "changed")
+    (ours,), (paper,) = series.points, series.paper
+    assert (ours.x, ours.y, ours.low, ours.high) == (3, 50.0, 40.0, 60.0)
+    assert (paper.x, paper.y) == (3, 70.0)
+    epochs = [json.loads(line) for line in log(60, 25, 0.1).splitlines()]
+    loss, train, validation = _view._training({"F": epochs}, {"F": 0})
+    assert list(loss.lines) == [25, 50]
+    for chart, key, scale in (
+        (loss, "loss", 1),
+        (train, "train_accuracy", 100),
+        (validation, "validation_accuracy", 100),
+    ):
+        assert [(p.x, p.y) for p in chart.series[0].points] == [(row["epoch"], scale * row[key]) for row in epochs]
 
 
 @pytest.mark.parametrize("values", [[5.0], [0.0, 0.0], [1e-6, 2e6], [3.0, 3.0001]])
@@ -299,7 +343,9 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     assert len(outline.all("rect", "changed")) == 6 * (1 + 5)
     row, column = np.argwhere(arrays["f0/adv"][0, 0] != arrays["clean"][0, 0])[0]
     first = outline.all("rect", "changed")[0]
-    assert (first["x"], first["y"]) == (str(column), str(row))
+    place = [float(str(first[key])) + float(str(first[side])) / 2 for key, side in (("x", "width"), ("y", "height"))]
+    assert place == pytest.approx([column + 0.5, row + 0.5])
+    assert (len(outline.all("span", "fooled")), len(outline.all("span", "held"))) == (6 + 2, 4)
     uris = [str(one["href"]) for one in outline.all("image")]
     assert len(uris) == 6 * 3
     shown = read_png(base64.b64decode(uris[1].removeprefix("data:image/png;base64,")))
@@ -323,18 +369,156 @@ def test_an_image_that_was_wrong_when_clean_says_so(run: Path, tmp_path: Path) -
     assert Outline(report.page([copy])).text.count("wrong when clean") == 6
 
 
-def test_logs_of_used_recipes_are_found(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "mnist-f10")
+def test_logs_of_used_recipes_are_found(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = shutil.copytree(run, tmp_path / "own")
+    (used / "recipe.toml").write_text(RECIPE.replace("mnist-table1", "own"))
     user = tmp_path / "table"
     user.mkdir()
-    (user / "recipe.toml").write_text('name = "table"\nuse = ["mnist-f10"]\n')
+    own = '[[measure]]\nwhat = "clean_accuracy"\nclassifiers = ["F(10)"]\n'
+    (user / "recipe.toml").write_text(f'name = "table"\nsummary = "s"\nuse = ["own"]\ndata.name = "mnist"\n{own}')
     shutil.copy(run / "gallery.npz", user)
     results("table", rows()).save(user / "results.json")
-    assert "validation split" in Outline(report.page([user])).text
-    shutil.rmtree(tmp_path / "mnist-f10")
+    monkeypatch.chdir(user)
+    for source in (user, Path()):
+        text = Outline(report.page([source])).text
+        assert "validation split" in text
+        assert "nfinished" not in text
+    used.rename(tmp_path / "elsewhere")
     alone = Outline(report.page([user]))
     assert "validation split" not in alone.text
+    assert "whether it is finished is not known" in alone.text
     assert len(alone.all("image")) == 6 * 3
+
+
+def test_logs_of_a_name_with_k_are_found(tmp_path: Path) -> None:
+    head = 'name = "ladder"\nsummary = "s"\ndata.name = "mnist"\n'
+    model = 'model = { name = "mlp", k = [1, 2, 3] }'
+    (tmp_path / "recipe.toml").write_text(f'{head}[[classifier]]\nname = "F({{k}})"\n{model}\n')
+    for k in (1, 2):
+        (tmp_path / f"f{k}").mkdir()
+        (tmp_path / f"f{k}" / "log.jsonl").write_text(log(5, 10, 0.1 * k))
+    training: Row = {"what": "training_seconds", "k": 1, "adversarial": False, "unit": "seconds", "value": 1.0}
+    results("ladder", [{**training, "classifier": "F(1)"}]).save(tmp_path / "results.json")
+    outline = Outline(report.page([tmp_path]))
+    assert len(outline.all("polyline", "line")) == 2 * (3 + 1)  # on three charts and in the legend
+    assert "Unfinished: 1 of the 3 figures that the recipe asks for are there." in outline.text
+
+
+def test_a_line_that_a_killed_training_left_is_no_epoch(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "f0" / "log.jsonl"
+    whole, part = path.read_text(), json.dumps({"epoch": 100, "loss": 1.0})
+    for end in (part, part[:-5]):
+        path.write_text(whole + end)
+        assert report.page([copy]) == report.page([run])
+    path.write_text(whole + part + "\n")
+    assert report.page([copy]) != report.page([run])
+
+
+def test_an_unfinished_run_says_so_first(run: Path, outline: Outline, tmp_path: Path) -> None:
+    assert "nfinished" not in outline.text
+    assert "nfinished" not in report.verdict([run])
+    copy = shutil.copytree(run, tmp_path / "run")
+    found = rows()
+    asked = 2 * (1 + 1 + 9 + 6 + 2)  # a training, clean accuracy, one attack, the worst case, medians: twice
+    for what in ("training_seconds", "median_distance"):
+        left = [row for row in found if row["what"] != what]
+        results("mnist-table1", left).save(copy / "results.json")
+        there = asked - (2 if what == "training_seconds" else 4)
+        words = f"Unfinished: {there} of the {asked} figures that the recipe asks for are there."
+        text = Outline(report.page([copy])).text
+        assert text.startswith("Unfinished: mnist-table1")
+        assert text.index(words) < text.index("Worst case")
+        assert report.verdict([copy]).startswith(words)
+    # What was measured with other parameters is another figure.
+    other = [row | {"values": "uniform"} if row.get("attack") == "sparse_rs" else row for row in found]
+    results("mnist-table1", other).save(copy / "results.json")
+    assert f"Unfinished: {asked - 18} of the {asked}" in report.verdict([copy])
+
+
+def test_the_verdict_as_text(run: Path, tmp_path: Path) -> None:
+    worst = "70.2 % (67.3\N{EN DASH}73.0) of 1,000 test images right when 5 pixels are set to any value within ±100"
+    line = f"Worst case: F(10) keeps {worst}; F(0) keeps 0.0 %. 1 flag: read it before the figures."
+    assert report.verdict([run]) == line
+    hostile = [accuracy(0.5, 100, classifier="<b>&amp;", attack="sparse_rs", budget=3)]
+    other = results("other", hostile).save(tmp_path / "other.json")
+    first, second = report.verdict([run, other]).split("\n")
+    assert first == f"mnist-table1: {line}"
+    assert second.startswith("other: One attack, no worst case: <b>&amp; keeps 50.0 % (")
+    assert second.endswith("when 3 inputs are set to any value.")
+
+
+def test_of_single_attacks_the_verdict_takes_the_lowest(tmp_path: Path) -> None:
+    """Whatever each of them may spend: steps are not fewer than queries, nor narrow values weaker than wide ones."""
+    what: Row = {"classifier": "F", "budget": 3}
+    found = [
+        accuracy(0.8, 100, **what, attack="sparse_rs", queries=5000, beta=100.0),
+        accuracy(0.2, 100, **what, attack="sparse_pgd", steps=10, beta=1.0),
+    ]
+    for some in (found, found[::-1]):
+        text = of_rows(tmp_path, some).text
+        assert "F keeps 20.0 % (13.3-28.9) of 100 test rows" in text
+        assert "when 3 inputs are set to any value within ±100." in text
+        assert (
+            "This is sparse_pgd alone (10 steps, values within ±1), the strongest of several, so an upper bound" in text
+        )
+
+
+@pytest.mark.parametrize("attack", ["sparse_rs", "worst case"])
+def test_who_was_attacked_less_does_not_win(tmp_path: Path, attack: str) -> None:
+    """As in a run that was killed, where the figures of more queries, or of wider values, are there for one only."""
+    what: Row = {"attack": attack, "budget": 3}
+    found = [
+        accuracy(0.9, 100, **what, classifier="F(4)", queries=50, beta=1.0),
+        accuracy(0.8, 100, **what, classifier="F(0)", queries=50, beta=1.0),
+        accuracy(0.6, 100, **what, classifier="F(0)", queries=200, beta=100.0),
+    ]
+    text = of_rows(tmp_path, found).text
+    assert "F(0) keeps 60.0 %" in text
+    assert "F(4) keeps" not in text
+    text = of_rows(tmp_path, [found[0], found[2]]).text
+    assert "F(0) keeps 60.0 %" in text
+    assert "F(4) keeps" not in text
+    fair = [row | {"decided by clean": i} for i, row in enumerate([*found, found[2] | {"classifier": "F(4)"}])]
+    text = of_rows(tmp_path, fair).text
+    assert "F(4) keeps 60.0 %" in text
+    assert "F(0) keeps 60.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "beta", "flagged"),
+    [(0.49, 100, 1.0, True), (0.49, 200, 1.0, False), (0.2, 200, 1.0, True), (0.2, 100, 10.0, False)],
+)
+def test_an_attack_that_beats_the_worst_case_is_a_flag(
+    tmp_path: Path, share: float, n: int, beta: float, flagged: bool
+) -> None:
+    what: Row = {"classifier": "F", "budget": 3}
+    found = [
+        accuracy(0.5, 100, **what, attack="worst case", beta=1.0),
+        accuracy(share, n, **what, attack="sparse_rs", queries=5000, beta=beta),
+        accuracy(0.1, n, **(what | {"budget": 4}), attack="sparse_rs", queries=5000, beta=1.0),
+    ]
+    text = of_rows(tmp_path, found).text
+    assert ("F: not the worst case: sparse_rs alone (5,000 queries, values within ±1) leaves" in text) == flagged
+    assert ("1 flag" in text) == flagged
+
+
+def test_of_rows_that_say_the_same_the_lowest_is_shown(tmp_path: Path) -> None:
+    what: Row = {"classifier": "F", "attack": "sparse_rs", "budget": 3, "queries": 100}
+    found = [accuracy(0.25, 100, **what), accuracy(0.5, 100, **what)]
+    table = of_rows(tmp_path, found).text.split("Share of test rows")[1]
+    assert "25.0 %" in table
+    assert "50.0 %" not in table
+
+
+def test_where_the_papers_interval_comes_from_is_said(outline: Outline, tmp_path: Path) -> None:
+    words = "the paper does not say how many images it attacked, but its robust accuracies are multiples of 1/512"
+    assert f"interval is that of n = 512; {words}." in outline.text
+    (one,) = [row for row in rows() if row["what"] == "clean_accuracy"][:1]
+    text = of_rows(tmp_path, [one]).text
+    assert "figure is taken as it stands, without an interval." in text
+    assert "512" not in text
+    assert "n = 1000. A figure" in of_rows(tmp_path, [one | {"paper_n": 1000}]).text
 
 
 def test_a_page_of_several_runs(run: Path, tmp_path: Path) -> None:
@@ -346,7 +530,8 @@ def test_a_page_of_several_runs(run: Path, tmp_path: Path) -> None:
     _check_structure(outline)
 
 
-def test_structure(outline: Outline) -> None:
+def test_structure(outline: Outline, run: Path) -> None:
+    assert report.page([run]).startswith("<!doctype html>\n")
     _check_structure(outline)
     assert [one.get("href") for one in outline.all("a")] == ["#main"]
 
@@ -451,11 +636,30 @@ def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, n
     copy = shutil.copytree(run, tmp_path / "run")
     out = tmp_path / "page.html"
     out.write_text("as it was")
-    (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken")
+    (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken\n")
     with pytest.raises(ValueError, match=words) as error:
         report.write([copy], out)
     assert str(copy / name) in str(error.value)
     assert out.read_text() == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("budget", "three", "a number"), ("decided by clean", [1], "a number"), ("classifier", 4, "a text")],
+)
+def test_a_row_must_have_figures_where_they_belong(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    found = [accuracy(0.5, 100, classifier="F", attack="worst case", budget=3)]
+    with pytest.raises(ValueError, match=re.escape(f"{key} of row 2 must be {words}, got {value!r}")):
+        of_rows(tmp_path, [*found, *(row | {key: value} for row in found)])
+
+
+def test_what_a_row_leaves_out_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    for key in {key: None for row in rows() for key in row}:
+        found = rows()
+        for row in found[::2]:
+            row.pop(key, None)
+        assert report.page([results("some", found).save(path)])
 
 
 def test_a_gallery_must_fit_together(run: Path, tmp_path: Path) -> None:
@@ -493,11 +697,12 @@ def _wide(folder: Path) -> Path:
         for attack, queries in (("worst case", 1000), ("sparse_rs", 300), ("sparse_rs", 301), ("sparse_rs", 5000))
     ]
     for k, name in enumerate(names):
-        (folder / f"f{k}").mkdir(parents=True)
-        (folder / f"f{k}" / "log.jsonl").write_text(log(40, 7, 0.01 * (k + 1)))
+        (folder / slug(name)).mkdir(parents=True)
+        (folder / slug(name) / "log.jsonl").write_text(log(40, 7, 0.01 * (k + 1)))
         found.append({"what": "training_seconds", "classifier": name, "value": 1e6})
-    classifiers = "".join(f"[[classifier]]\nname = {json.dumps(name)}\n" for name in names)
-    (folder / "recipe.toml").write_text(classifiers)
+    head = 'name = "wide"\nsummary = "many"\ndata.name = "mnist"\n'
+    classifiers = [f'[[classifier]]\nname = {json.dumps(name)}\nmodel = {{ name = "mlp", k = 1 }}\n' for name in names]
+    (folder / "recipe.toml").write_text(head + "".join(classifiers))
     made = results("wide-" * 30, found)
     made.command = "ell0 run " + "x" * 300
     made.save(folder / "results.json")

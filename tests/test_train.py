@@ -42,7 +42,7 @@ from ell0.train import (
 )
 
 CONFIG = TrainConfig(epochs=6, batch=16, rates=(0.2, 0.1), refresh=2, attack_batch=20)
-ATTACK = partial(sparse_rs, ball=L0Ball(3, low=-5.0, high=5.0), queries=8)
+ATTACK = partial(sparse_rs, ball=L0Ball(3, low=-5.0, high=5.0), queries=4)
 CLASSES = 3
 
 
@@ -69,9 +69,12 @@ def same(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tensor
 
 
 def figures(epochs: tuple[Epoch, ...] | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A log without its times."""
+    """A log without its times; of an attack's, that there was one."""
     lines = [asdict(line) if isinstance(line, Epoch) else line for line in epochs]
-    return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
+    return [
+        {key: value for key, value in line.items() if "seconds" not in key} | {"attacked": line["attack_seconds"] > 0}
+        for line in lines
+    ]
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
@@ -120,6 +123,7 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
         ({"compile": 1}, "compile must be True or False, got 1"),
         ({"graph": "yes"}, "graph must be True, False or None, got 'yes'"),
+        ({"graph": 1}, "graph must be True, False or None, got 1"),
     ],
 )
 def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -189,6 +193,7 @@ def test_no_damage_gives_anything_but_a_sentence(tmp_path_factory: pytest.TempPa
         ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, 8, "a has 8 bytes, which do not fill"),
         ({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}}, 8, "a has the unknown type 'F4'"),
         ({"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}, 8, "a has the shape"),
+        ({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, 0, "a has the shape"),
         (
             {
                 "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
@@ -250,6 +255,13 @@ def test_a_card_must_be_json(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         train.save_checkpoint(tmp_path / "m.safetensors", nn.Linear(1, 1), {"a": object()})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("card", ["half a ca", "3", '["a"]'])
+def test_a_damaged_card_is_one_sentence(tmp_path: Path, card: str) -> None:
+    path = write_file(tmp_path / "m.safetensors", _tensors.encode({}, {"card": card}))
+    with pytest.raises(ValueError, match=r"m\.safetensors is damaged: its card is not a JSON object$"):
+        train.load_checkpoint(path)
 
 
 # --- a step -----------------------------------------------------------------------------------------------------------
@@ -392,6 +404,11 @@ def test_training_learns_and_says_how_far_it_is(tmp_path: Path) -> None:
     assert epochs[2].seconds_left == pytest.approx(3 * epochs[2].seconds + epochs[2].attack_seconds)
     stages = [each for each in seen if isinstance(each, AttackStage)]
     assert [(s.epoch, s.done, s.rows) for s in stages] == [(e, d, 50) for e in (2, 4) for d in (20, 40, 50)]
+    for stage in stages:
+        last, part = epochs[stage.epoch - 1], stage.done / 50
+        epoch_seconds = last.seconds * (50 + stage.appended / part) / (50 + last.appended)
+        attacks = (1 if stage.epoch == 4 else 2) - part
+        assert stage.seconds_left == pytest.approx((6 - stage.epoch) * epoch_seconds + attacks * stage.seconds / part)
     assert epochs[2].appended == stages[2].appended > 0
     assert training.epochs[0].loss > training.epochs[1].loss
     x, y = rows(40, seed=1)
@@ -466,7 +483,7 @@ def test_labels_of_x_prime_are_the_true_ones() -> None:
     found = _append.Found.nothing(2, x)
     for part in (slice(0, 20), slice(20, 30)):
         result = sparse_rs(network(), x[part], y[part], L0Ball(3, low=-9.0, high=9.0), queries=20)
-        found = found.learn(x[part], result, 1.0)
+        found = found.learn(x[part], result)
         if part.start == 0:
             first = result
     kept = first.success & (first.distance > 0)
@@ -479,6 +496,29 @@ def test_labels_of_x_prime_are_the_true_ones() -> None:
     assert len(whole) == 30 + len(found.rows)
     assert torch.equal(whole.labels[30 : len(whole)], y[found.rows])
     assert torch.equal(whole.points[:30], x)
+
+
+def test_it_does_not_matter_how_rows_lie_in_memory() -> None:
+    x, y = rows()
+    model = partial(network, nn.Flatten(), nn.Linear(12, CLASSES))
+    models_ = [model(), model()]
+    images = x.view(50, 3, 2, 2)
+    fit(models_[0], (images, y), CONFIG, ATTACK)
+    fit(models_[1], (images.contiguous(memory_format=torch.channels_last).requires_grad_(), y), CONFIG, ATTACK)
+    assert same(*models_)
+
+
+def test_the_time_of_an_attack_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the call returns before the attack is done; reading the result waits for it."""
+    learn = _append.Found.learn
+
+    def slow(*arguments: Any) -> _append.Found:
+        time.sleep(0.05)
+        return learn(*arguments)
+
+    monkeypatch.setattr(_append.Found, "learn", slow)
+    training = fit(network(), rows(), replace(CONFIG, epochs=3), ATTACK)
+    assert training.attack_seconds >= 3 * 0.05
 
 
 def test_the_split_of_the_attack_does_not_matter() -> None:
@@ -525,8 +565,10 @@ def test_a_last_batch_of_one_row(norm: bool, trained: list[int]) -> None:
     sizes: list[int] = []
     model = network(nn.Linear(12, 4), nn.BatchNorm1d(4) if norm else nn.Identity(), nn.Linear(4, CLASSES))
     model.register_forward_hook(lambda module, x, _: sizes.append(len(x[0])) if module.training else None)
-    fit(model, rows(49), replace(CONFIG, epochs=1))
+    training = fit(model, rows(49), replace(CONFIG, epochs=1))
     assert sizes == trained
+    right = training.train_accuracy * sum(trained)
+    assert 0 < right == pytest.approx(round(right))
 
 
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
@@ -548,6 +590,14 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
         ({"data": (torch.full((2, 12), torch.nan), torch.zeros(2).long())}, "data must have a finite x"),
         ({"data": (torch.zeros(2, 12), torch.tensor([0, 3]))}, "data must have labels in 0 .. 2, the classes of the"),
         ({"validation": (torch.zeros(2, 12), torch.tensor([0, -1]))}, "validation must have labels in 0 .. 2"),
+        ({"model": nn.Linear(13, 3)}, "model must take the x of data, a float32 tensor of shape (50, 12) on cpu, but:"),
+        ({"model": nn.Linear(12, 3).double()}, "model must take the x of data, a float32 tensor of shape"),
+        ({"validation": rows(9)[0]}, "validation must be a tuple (x, y), got"),
+        ({"validation": (torch.zeros(2, 13), torch.zeros(2).long())}, "validation must have an x like that of data"),
+        ({"validation": (rows()[0].double(), rows()[1])}, "validation must have an x like that of data, a float32"),
+        ({"config": {"epochs": 6}}, "config must be a TrainConfig, got {'epochs': 6}"),
+        ({"card": {"a": {1}}}, "card must be what JSON can say, got {'a': {1}}"),
+        ({"attack": "sparse_rs"}, "attack must be a callable, got 'sparse_rs'"),
         ({"attack": partial(ATTACK, queries=0)}, "queries must be an int >= 1, got 0"),
         (
             {"attack": ATTACK, "config": replace(CONFIG, refresh=6)},
@@ -634,6 +684,17 @@ def test_an_attack_goes_on_where_it_was(tmp_path: Path) -> None:
     assert seen[0].seconds > 0
 
 
+def test_the_seconds_of_an_attack_survive_a_kill(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=3)
+    path = tmp_path / "appended.safetensors"
+    replace(_append.Found.load(path), seconds=1000.0).save(path)
+    run(tmp_path)
+    checkpoint = train.load_checkpoint(tmp_path)
+    assert checkpoint.about["log"][2]["attack_seconds"] > 1000
+    assert 1000 < checkpoint.about["seconds"] < 2000
+
+
 def test_a_training_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = run(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -678,6 +739,17 @@ def test_the_folder_of_another_training_is_refused(tmp_path: Path, other: dict[s
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_ball_whose_tensors_print_alike_is_another_one(tmp_path: Path) -> None:
+    low = torch.full((12,), -5.3)
+    balls = L0Ball(3, low=low, high=5.0), L0Ball(3, low=low - 1e-5, high=5.0)
+    assert repr(balls[0]) == repr(balls[1])
+    with pytest.raises(Killed):
+        run(tmp_path, stop=1, attack=partial(ATTACK, ball=balls[0]))
+    with pytest.raises(ValueError, match=r"differs in: parameters of attack$"):
+        run(tmp_path, attack=partial(ATTACK, ball=balls[1]))
+    run(tmp_path, attack=partial(ATTACK, ball=L0Ball(3, low=low.clone(), high=5.0)))
+
+
 def test_what_fit_did_not_write_is_not_overwritten(tmp_path: Path) -> None:
     path = train.save_checkpoint(tmp_path / "checkpoint.safetensors", dropping())
     before = path.read_bytes()
@@ -703,6 +775,7 @@ def test_appended_rows_of_nobody_are_not_taken(tmp_path: Path) -> None:
         run(tmp_path, network_of_other_weights(), stop=3)
     (tmp_path / "checkpoint.safetensors").unlink()
     assert same(run(tmp_path), run(None))
+    assert len(read_log(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "appended.safetensors"])
@@ -733,17 +806,23 @@ def test_out_must_be_a_folder_that_can_be_written_to(tmp_path: Path) -> None:
 
 
 def test_checkpoints_take_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which an epoch takes 7 s and a checkpoint 10 s: of 100 s at most 5 go into checkpoints."""
     written: list[int] = []
+    clock = [0.0]
 
-    def slow(_: object, checkpoint: train.Checkpoint) -> None:
+    def tick(seconds: float, _: object) -> None:
+        clock[0] += seconds
+
+    def write(_: object, checkpoint: train.Checkpoint) -> None:
         written.append(checkpoint.about["epoch"])
-        time.sleep(0.3)
+        tick(10, None)
 
-    monkeypatch.setattr(_checkpoint, "write", slow)
-    fit(network(), rows(), replace(CONFIG, epochs=60), out=tmp_path)
-    assert written == [1, 60]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(_checkpoint, "write", write)
+    fit(network(), rows(), replace(CONFIG, epochs=60), out=tmp_path, progress=partial(tick, 7))
+    assert written == [1, 30, 59, 60]
     written.clear()
-    fit(network(), rows(), replace(CONFIG, refresh=4), ATTACK, out=tmp_path)
+    fit(network(), rows(), replace(CONFIG, refresh=4), ATTACK, out=tmp_path, progress=partial(tick, 7))
     assert written == [1, 4, 6]
 
 

@@ -140,4 +140,8 @@ def _print(value: object) -> str:
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw).hexdigest()}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_print(item)}" for key, item in value.items())
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, L0Ball):
+        # The words of a long tensor leave most of it out.
+        words += "".join(_print(item) for item in vars(value).values() if isinstance(item, Tensor))
+    return words

@@ -10,10 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..results import write_whole
 from ._charts import legend_mark
 from ._read import read
-from ._view import view
-from ._words import Cell, duration
+from ._view import View, view
+from ._words import INFERRED, Cell, duration
 
-__all__ = ["page", "write"]
+__all__ = ["page", "verdict", "write"]
 
 
 def page(sources: Sequence[Path | str]) -> str:
@@ -22,9 +22,7 @@ def page(sources: Sequence[Path | str]) -> str:
     A run folder gives its results.json and, where they are there, recipe.toml, gallery.npz and the log.jsonl of each
     classifier, also of the runs it uses; a results file gives its rows.
     """
-    if isinstance(sources, str | Path) or not sources:
-        raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
-    views = [view(read(Path(source))) for source in sources]
+    views = _views(sources)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -34,7 +32,23 @@ def page(sources: Sequence[Path | str]) -> str:
     )
     environment.filters["duration"] = duration
     environment.tests["cell"] = lambda value: isinstance(value, Cell)
-    return environment.get_template("page.html.jinja").render(views=views, legend_mark=legend_mark)
+    return environment.get_template("page.html.jinja").render(views=views, legend_mark=legend_mark, INFERRED=INFERRED)
+
+
+def verdict(sources: Sequence[Path | str]) -> str:
+    """What each of some run folders or results files found, as the top of their page has it: a line of text each."""
+    views = _views(sources)
+    lines = []
+    for each in views:
+        name = f"{each.name}:" if len(views) > 1 else ""
+        lines.append(" ".join(filter(None, [name, each.state, str(each.verdict), each.flagged])))
+    return "\n".join(lines)
+
+
+def _views(sources: Sequence[Path | str]) -> list[View]:
+    if isinstance(sources, str | Path) or not sources:
+        raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
+    return [view(read(Path(source))) for source in sources]
 
 
 def write(sources: Sequence[Path | str], out: Path | str) -> Path:

@@ -27,6 +27,11 @@ class Picture:
     height: int
     changed: tuple[tuple[int, int], ...]
 
+    @property
+    def gap(self) -> float:
+        """From a changed pixel to its outline, so that it is still to be seen where pixels are small."""
+        return round(0.015 * self.width, 2)
+
 
 @dataclass(frozen=True)
 class Exhibit:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import tomllib
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..recipe import slug
+from ..recipe import Recipe, load, slug
+from ..recipe._recipe import identity
 from ..results import Results, Row
+
+_NUMBERS = ("k", "n", "low", "high", "paper", "paper_n", "budget", "queries", "steps", "beta", "seconds")
+_TEXTS = ("what", "classifier", "attack", "unit", "protocol")
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -50,64 +51,83 @@ class Gallery:
 class Run:
     """One run, or a bare results file, which has rows and nothing else.
 
-    recipe: its text.  quoted: figures of others, from the recipe.  logs: by classifier, one record for each epoch.
+    text: of the recipe.  recipe: None also where recipes that it uses cannot be found.
+    logs: by classifier, one record for each epoch.
     """
 
     results: Results
-    recipe: str | None = None
-    data: str | None = None
-    quoted: tuple[Row, ...] = ()
+    text: str | None = None
+    recipe: Recipe | None = None
     logs: dict[str, list[Row]] = field(default_factory=dict)
     gallery: Gallery | None = None
+
+    @property
+    def data(self) -> str | None:
+        return self.recipe.data.name if self.recipe else None
+
+    @property
+    def quoted(self) -> tuple[Row, ...]:
+        return self.recipe.quoted if self.recipe else ()
+
+    def done(self) -> tuple[int, int] | None:
+        """How many of the figures that the recipe asks for are there, and how many it asks for; None if unknown."""
+        if self.recipe is None:
+            return None
+        asked = [row for task in self.recipe.tasks() for row in task.rows()]
+        asked += [row | {"unit": "seconds"} for row in self.recipe.times() if row["what"] == "training_seconds"]
+        there = [identity(row) for row in self.results.rows]
+        return sum(row in there for row in asked), len(asked)
 
 
 def read(source: Path) -> Run:
     """A run folder, or a results file."""
     if source.is_file():
-        return Run(Results.load(source))
+        return Run(_results(source))
     if not (source / "results.json").is_file():
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
-    text = _text(source / "recipe.toml")
-    recipe = _recipe(source / "recipe.toml", text)
-    folders = dict(_classifiers(source, recipe))
-    results = Results.load(source / "results.json")
+    source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."
+    results = _results(source / "results.json")
+    path = source / "recipe.toml"
+    recipe = _recipe(path) if path.exists() else None
+    folders = recipe.folders(source) if recipe else {}
     # A run that was moved away from those it uses still names their classifiers in its rows.
     names = dict.fromkeys([*folders, *(row["classifier"] for row in results.rows if "classifier" in row)])
     return Run(
         results=results,
-        recipe=text,
-        data=recipe.get("data", {}).get("name"),
-        quoted=tuple(recipe.get("quoted", ())),
+        text=path.read_text() if path.exists() else None,
+        recipe=recipe,
         logs={name: log for name, folder in folders.items() if (log := _log(folder / "log.jsonl"))},
         gallery=_gallery(source / "gallery.npz", list(names)),
     )
 
 
-def _classifiers(run: Path, recipe: dict[str, Any]) -> Iterator[tuple[str, Path]]:
-    """The classifiers of a recipe with their folders; those of the recipes it uses lie in sibling folders."""
-    for name in recipe.get("use", ()):
-        used = run.parent / name / "recipe.toml"
-        yield from _classifiers(used.parent, _recipe(used, _text(used)))
-    for classifier in recipe.get("classifier", ()):
-        yield classifier["name"], run / slug(classifier["name"])
+def _results(path: Path) -> Results:
+    """A results file whose rows can be sorted and drawn."""
+    results = Results.load(path)
+    for i, row in enumerate(results.rows, 1):
+        for key, value in row.items():
+            kind = float | int if key in _NUMBERS or key.startswith("decided by ") else str if key in _TEXTS else object
+            if value is not None and not isinstance(value, kind):
+                words = "a text" if kind is str else "a number"
+                raise ValueError(f"{path} is not a results file: {key} of row {i} must be {words}, got {value!r}")
+    return results
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
-
-
-def _recipe(path: Path, text: str | None) -> dict[str, Any]:
+def _recipe(path: Path) -> Recipe | None:
     try:
-        return tomllib.loads(text or "")
-    except tomllib.TOMLDecodeError as error:
+        return load(path)
+    except FileNotFoundError:
+        return None  # one that it uses, of the user's own: the run was moved away from it
+    except ValueError as error:
         raise ValueError(f"{path} is not a recipe: {error}") from error
 
 
 def _log(path: Path) -> list[Row]:
-    lines = (_text(path) or "").splitlines()
+    """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
+    text = path.read_text() if path.exists() else ""
     try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
+        return [dict(json.loads(line)) for line in text.split("\n")[:-1]]
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a log of training: {error}") from error
 
 

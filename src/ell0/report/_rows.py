@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 from ..results import Row
-from ._words import beta_words, number, percent, span
+from ._words import beta_words, number, percent, span, tenths
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -39,7 +39,7 @@ def attack_of(row: Row) -> str:
 
 
 def figure_words(row: Row) -> str:
-    interval = span(row, lambda v: f"{100 * v:.1f}")
+    interval = span(row, tenths)
     return percent(row.get("value")) + (f" ({interval})" if interval else "")
 
 
@@ -54,7 +54,8 @@ def spent_on(row: Row) -> tuple[float, float]:
 
 def attack_words(row: Row) -> str:
     """An attack with all that it was given, its queries or steps aside."""
-    more = [f"{key} {number(value)}" for key, value in row.items() if key not in (*FIGURE, *_SETTING)]
+    given = {key: row[key] for key in row if key not in (*FIGURE, *_SETTING) and not key.startswith("decided by ")}
+    more = [f"{key} = {number(value)}" for key, value in given.items()]
     unit = "unit pixel" if row.get("unit") == "pixel" else None
     protocol = "paper protocol" if row.get("protocol") == "paper" else row.get("protocol")
     return ", ".join(filter(None, [attack_of(row), *more, unit, beta_words(row.get("beta")), protocol]))

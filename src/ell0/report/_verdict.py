@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ..results import Row
-from ._rows import attack_of, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
-from ._words import beta_words, number, percent, series
+from ._rows import attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
+from ._words import GAP, beta_words, ends, number, paper_share, percent, series, span, tenths
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Verdict:
     headline: Markup
     notes: tuple[Markup, ...]
     classifier: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.headline.striptags()}".replace(GAP, " ")
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,19 @@ class Flag:
 
 def verdict_of(clean: list[Row], worst: list[Row], single: list[Row], units: str, items: str) -> Verdict:
     if worst:
-        chosen = _at_one_budget(least_of(worst))
+        chosen = _at_one_budget(least_of(_fairly(worst)))
         note = Markup("Every attack and value set counts: a test {} is lost as soon as one of them breaks it. {}")
         notes = (note.format(items[:-1], _choice(chosen, worst, units)), *_by_protocol(single, chosen[0]))
         return Verdict("Worst case", _headline(chosen, units, items), notes, who(chosen[0]))
     if single:
-        chosen = _at_one_budget(_strongest(single))
-        note = Markup("This is {} alone ({}), so an upper bound: the worst case over all attacks was not measured. {}")
-        words = note.format(attack_of(chosen[0]), _setting(chosen[0]), _choice(chosen, single, units))
-        return Verdict("One attack, no worst case", _headline(chosen, units, items), (words,), who(chosen[0]))
+        chosen = _at_one_budget(least_of(_fairly(single)))
+        found = min(_alike(single, chosen[0]), key=lambda row: row["value"])
+        several = len({attack_of(row) for row in single}) > 1
+        note = Markup("This is {} alone ({}){}, so an upper bound: the worst case of all attacks was not measured. {}")
+        which = ", the strongest of several" if several else ""
+        words = note.format(attack_of(found), _setting(found), which, _choice(chosen, single, units))
+        kind = f"{'Single attacks' if several else 'One attack'}, no worst case"
+        return Verdict(kind, _headline(chosen, units, items), (words,), who(chosen[0]))
     if clean:
         best = max(clean, key=lambda row: row["value"])
         headline = Markup("{} gets <strong>{}</strong> of {} test {} right; no attack was run.").format(
@@ -52,10 +60,20 @@ def verdict_of(clean: list[Row], worst: list[Row], single: list[Row], units: str
     return Verdict("Figures", Markup("These results hold no accuracy; their figures stand below."), ())
 
 
-def _strongest(rows: list[Row]) -> list[Row]:
-    """The rows of one attack with the widest values and the most queries, the lowest of each classifier and budget."""
-    top = max((row.get("beta") or 0, spent_on(row)) for row in rows)
-    return least_of(row for row in rows if (row.get("beta") or 0, spent_on(row)) == top)
+def _alike(rows: list[Row], other: Row) -> list[Row]:
+    """Those on the same classifier and budget."""
+    return [row for row in rows if who(row) == who(other) and row.get("budget") == other.get("budget")]
+
+
+def _fairly(rows: list[Row]) -> list[Row]:
+    """Those of the classifiers and budgets that were attacked in most ways: fewer would look like robustness."""
+    groups = [some for _, some in grouped(rows, lambda row: (who(row), row.get("budget")))]
+    most = max(groups, key=lambda some: (len(_ways(some)), max((row.get("beta") or 0, spent_on(row)) for row in some)))
+    return [row for some in groups if _ways(some) >= _ways(most) for row in some]
+
+
+def _ways(rows: list[Row]) -> set[tuple[str, str]]:
+    return {(attack_words(row), effort_of(row)) for row in rows}
 
 
 def _at_one_budget(rows: list[Row]) -> list[Row]:
@@ -78,7 +96,7 @@ def _headline(chosen: list[Row], units: str, items: str) -> Markup:
     if len(others) > 2:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
         rivals = [row for row in others if (row.get("k") == 0) != (best.get("k") == 0)] or others
-        others = rivals[:1] + rivals[1:][-1:]
+        others = rivals[:1] + ([min(rivals[1:], key=lambda row: row["value"])] if rivals[1:] else [])
     words = "{} keeps <strong>{}</strong> of {} test {} right when {} set to any value{}"
     sentence = Markup(words).format(
         who(best), figure_words(best), number(best.get("n")), items, _changes(best.get("budget"), units), _within(best)
@@ -98,14 +116,21 @@ def _choice(chosen: list[Row], rows: list[Row], units: str) -> str:
 
 def _by_protocol(single: list[Row], best: Row) -> Iterator[Markup]:
     """The figure of the paper's protocol for the classifier and budget of the verdict, with most queries."""
-    alike = ("classifier", "budget")
-    rows = [
-        row for row in single if row.get("protocol") == "paper" and all(row.get(key) == best.get(key) for key in alike)
-    ]
-    for row in _strongest(rows) if rows else ():
-        paper = f"; the paper reports {percent(row['paper'])}" if row.get("paper") is not None else ""
+    rows = [row for row in _alike(single, best) if row.get("protocol") == "paper"]
+    if rows:
+        row = max(rows, key=lambda row: (row.get("beta") or 0, spent_on(row), -row["value"]))
         words = "By the paper protocol ({}, {}, n = {}) the same classifier keeps {}{}."
-        yield Markup(words).format(attack_of(row), _setting(row), number(row.get("n")), figure_words(row), paper)
+        yield Markup(words).format(
+            attack_of(row), _setting(row), number(row.get("n")), figure_words(row), _of_the_paper(row)
+        )
+
+
+def _of_the_paper(row: Row) -> str:
+    if row.get("paper") is None:
+        return ""
+    share = paper_share(row)
+    interval = f" ({span(share.record(), tenths)} if it took n = {number(share.n)})" if share else ""
+    return f"; the paper reports {percent(row['paper'])}{interval}"
 
 
 def _changes(budget: Any, units: str) -> str:
@@ -121,13 +146,14 @@ def _setting(row: Row) -> str:
     return ", ".join(filter(None, [effort_of(row), beta_words(row.get("beta"))]))
 
 
-def flags_of(rows: list[Row], first: str | None) -> list[Flag]:
+def flags_of(rows: list[Row], worst: list[Row], single: list[Row], first: str | None) -> list[Flag]:
     """Each flag once, with the rows that carry it, those of the classifier ``first`` before the others."""
-    flagged = [row for row in rows if row.get("flags")]
     where: dict[str, list[Row]] = {}
-    for row in flagged:
-        for words in row["flags"].split("; ") if isinstance(row["flags"], str) else row["flags"]:
-            where.setdefault(str(words), []).append(row)
+    for row in rows:
+        for words in _flags_in(row):
+            where.setdefault(words, []).append(row)
+    for words, row in _not_the_worst(worst, single):
+        where.setdefault(words, []).append(row)
     flags = []
     for words, carriers in where.items():
         places = []
@@ -137,3 +163,21 @@ def flags_of(rows: list[Row], first: str | None) -> list[Flag]:
             places.append(name if every else f"{name}, budget {series([number(b) for b in sorted(budgets)])}")
         flags.append(Flag(words, "; ".join(places), first in {who(row) for row in carriers}))
     return sorted(flags, key=lambda flag: not flag.first)
+
+
+def _flags_in(row: Row) -> list[str]:
+    """Each begins with its name and a colon, which tells it from what follows a semicolon inside of one."""
+    flags = row.get("flags") or []
+    return [str(flag) for flag in flags] if isinstance(flags, list) else re.split(r"; (?=[^;:]+: )", str(flags))
+
+
+def _not_the_worst(worst: list[Row], single: list[Row]) -> Iterator[tuple[str, Row]]:
+    """Where one attack alone left less than the worst case: on the same rows, or by more than chance."""
+    for row in least_of(worst):
+        for one in _alike(single, row):
+            inside = (one.get("beta") or 0) <= (row.get("beta") or 0)
+            same = one.get("n") == row.get("n") and one["value"] < row["value"]
+            apart = ends(one)[1] < ends(row)[0]
+            if inside and (same or apart):
+                words = f"{attack_of(one)} alone ({_setting(one)}) leaves {figure_words(one)}"
+                yield f"not the worst case: {words}, all attacks together left {figure_words(row)}", row

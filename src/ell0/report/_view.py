@@ -12,11 +12,12 @@ from ._gallery import Exhibit, exhibits
 from ._read import Run
 from ._rows import FIGURE, attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
 from ._verdict import Flag, Verdict, flags_of, verdict_of
-from ._words import NONE, Cell, duration, finite, number, percent, whole
+from ._words import NONE, Cell, duration, finite, number, paper_share, percent, whole
 
 _IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10")
 _ONE_CHANNEL = _IMAGES[:3]
 _SHARES = Axis("robust accuracy", ends=(0.0, 100.0), unit=" %")
+_STAGES = {"training_seconds": "training", "epoch_seconds": "one epoch", "attack_seconds": "attacks in training"}
 _ENDS = ("final_loss", "train_accuracy", "validation_accuracy")
 
 
@@ -47,12 +48,15 @@ class Accuracies:
     """groups: an attack as configured, and the numbers of queries it was run with, a column each.
 
     worst: columns of the worst case, one for each box of values.  mixed: whether figures are over different n.
+    paper_n: numbers of rows at which intervals of the paper's figures were taken.  has_k: whether k is told of some.
     """
 
     groups: tuple[tuple[str, tuple[Column, ...]], ...]
     worst: tuple[Column, ...]
     mixed: bool
     has_paper: bool
+    paper_n: tuple[int, ...]
+    has_k: bool
     lines: tuple[Line, ...]
 
 
@@ -64,11 +68,18 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
+    """state: what is to be known before the verdict, of a run that has not come to its end.
+
+    units, items: what is changed, and in what.  scaled: whether the clean ones are known to lie within ±1.
+    """
+
     name: str
+    state: str
     results: Results
     recipe: str | None
     units: str
     items: str
+    scaled: bool
     verdict: Verdict
     flags: tuple[Flag, ...]
     accuracies: Accuracies | None
@@ -80,6 +91,13 @@ class View:
     times: Table | None
     quoted: Table | None
     others: Table | None
+
+    @property
+    def flagged(self) -> str:
+        """How many flags there are, in words."""
+        if len(self.flags) == 1:
+            return "1 flag: read it before the figures."
+        return f"{len(self.flags)} flags: read them before the figures." if self.flags else ""
 
 
 def view(run: Run) -> View:
@@ -103,12 +121,14 @@ def view(run: Run) -> View:
     verdict = verdict_of(clean, worst, single, units, items)
     return View(
         name=run.results.name,
+        state=_state(run),
         results=run.results,
-        recipe=run.recipe,
+        recipe=run.text,
         units=units,
         items=items,
+        scaled=run.data in _IMAGES,
         verdict=verdict,
-        flags=tuple(flags_of(rows, verdict.classifier)),
+        flags=tuple(flags_of(rows, worst, single, verdict.classifier)),
         accuracies=_accuracies(clean, worst, single) if clean or worst or single else None,
         charts=tuple(_over_budget(worst, single, styles, units)) + tuple(_over_queries(single, styles, units)),
         medians=_medians(medians),
@@ -119,6 +139,18 @@ def view(run: Run) -> View:
         quoted=_listing(run.quoted),
         others=_listing([row for row in run.results.rows if id(row) not in seen]),
     )
+
+
+def _state(run: Run) -> str:
+    done = run.done()
+    if done is None and run.text is None:
+        return ""
+    if done is None:
+        return "A recipe that it uses is not beside this run: whether it is finished is not known."
+    there, asked = done
+    if there == asked:
+        return ""
+    return f"Unfinished: {there:,} of the {asked:,} figures that the recipe asks for are there."
 
 
 def _is_images(run: Run) -> bool:
@@ -135,12 +167,14 @@ def _is_pixels(run: Run) -> bool:
 
 def _accuracies(clean: list[Row], worst: list[Row], single: list[Row]) -> Accuracies:
     groups = [(group, grouped(sorted(rows, key=spent_on), effort_of)) for group, rows in grouped(single, attack_words)]
-    boxes = grouped(sorted(worst, key=lambda row: row.get("beta") or 0), lambda row: row.get("beta"))
-    cells = {(who(row), row.get("budget"), attack_words(row), effort_of(row)): Cell.share(row) for row in single}
+    boxes = grouped(sorted(worst, key=lambda row: -(row.get("beta") or 0)), lambda row: row.get("beta"))
+    falling = sorted(single, key=lambda row: -row["value"])  # of rows that say the same the lowest counts
+    cells = {(who(row), row.get("budget"), attack_words(row), effort_of(row)): Cell.share(row) for row in falling}
     widths = {(who(row), row.get("budget"), row.get("beta")): Cell.share(row) for row in least_of(worst, "beta")}
     least = {(who(row), row.get("budget")): row for row in least_of(worst)}
+    every = [*clean, *worst, *single]
     lines = []
-    for name, rows in grouped([*clean, *worst, *single], who):
+    for name, rows in grouped(every, who):
         budgets = sorted({row["budget"] for row in rows if row.get("budget") is not None}) or [None]
         largest = max((row for row in rows if row in clean), key=lambda row: row.get("n") or 0, default=None)
         for budget in budgets:
@@ -162,7 +196,9 @@ def _accuracies(clean: list[Row], worst: list[Row], single: list[Row]) -> Accura
         groups=tuple((group, tuple(_column(effort, rows) for effort, rows in efforts)) for group, efforts in groups),
         worst=tuple(_column("all attacks" if b is None else f"within ±{number(b)}", rows) for b, rows in boxes),
         mixed=len({row.get("n") for row in (*worst, *single)}) > 1,
-        has_paper=any(row.get("paper") is not None for row in (*clean, *worst, *single)),
+        has_paper=any(row.get("paper") is not None for row in every),
+        paper_n=tuple(sorted({share.n for row in every if (share := paper_share(row))})),
+        has_k=any(row.get("k") is not None for row in every),
         lines=tuple(lines),
     )
 
@@ -197,13 +233,14 @@ def _over_budget(worst: list[Row], single: list[Row], styles: dict[str, int], un
         some = [row for row in rows if spent_on(row) == spent_on(most)]
         panels.append(("One attack over the budget", f"{group}, {effort_of(most)}", some))
     for title, note, rows in panels:
-        if len({row.get("budget") for row in rows}) > 1:
+        rows = [row for row in rows if row.get("budget") is not None]
+        if len({row["budget"] for row in rows}) > 1:
             lines = tuple(_lines(_ladder(rows), "budget", styles, f"{units} changed"))
             yield Chart(title, note, Axis(f"{units} changed", "values"), _SHARES, lines)
 
 
 def _over_queries(single: list[Row], styles: dict[str, int], units: str) -> Iterator[Chart]:
-    spent = [row for row in single if row.get("queries")]
+    spent = [row for row in single if (row.get("queries") or 0) > 0]
     for (budget, group), rows in grouped(spent, lambda row: (row.get("budget") or 0, attack_words(row))):
         if len({row["queries"] for row in rows}) > 1:
             title = f"Over the queries, {number(budget)} {units[:-1] if budget == 1 else units} changed"
@@ -306,7 +343,8 @@ def _took(seconds: Any, paper: Any = None) -> Cell:
 
 
 def _stage(row: Row) -> str:
-    return str(row["what"]).removesuffix("_seconds").replace("_", " ")
+    what = str(row["what"])
+    return _STAGES.get(what, what.removesuffix("_seconds").replace("_", " "))
 
 
 def _any(row: Row) -> Cell:
@@ -316,9 +354,10 @@ def _any(row: Row) -> Cell:
 def _pivot(figures: Iterable[tuple[str, str, Cell]]) -> Table | None:
     """A line for each classifier, a column for each thing that was measured on it."""
     lines: dict[str, dict[str, Cell]] = {}
+    columns: list[str] = []
     for classifier, what, cell in figures:
         lines.setdefault(classifier, {})[what] = cell
-    columns = list(dict.fromkeys(what for line in lines.values() for what in line))
+        columns += [what] if what not in columns else []
     content = tuple((name, *(line.get(what, NONE) for what in columns)) for name, line in lines.items())
     return Table(("classifier", *columns), content) if lines else None
 

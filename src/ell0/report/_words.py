@@ -11,6 +11,9 @@ from ..evaluation import Share
 from ..results import Row
 
 NONE = "\N{EN DASH}"
+INFERRED = 512
+"""Rows that the paper's robust accuracies seem to be over: it does not say, but they are multiples of 1/512."""
+
 GAP = "\u00a0"  # between a figure and its unit no line ends
 
 
@@ -28,14 +31,11 @@ class Cell:
 
     @classmethod
     def share(cls, row: Row) -> Self:
-        paper, low, high = row.get("paper"), None, None
-        if paper is not None:
-            n = row.get("paper_n")
-            share = Share(round(paper * n), n) if n else None
-            low, high = (share.low, share.high) if share else (paper, paper)
+        paper, share = row.get("paper"), paper_share(row)
+        low, high = (share.low, share.high) if share else (paper, paper)
         return cls(
             percent(row.get("value")),
-            span(row, lambda v: f"{100 * v:.1f}"),
+            span(row, tenths),
             None if paper is None else percent(paper),
             _against(row, low, high),
         )
@@ -52,13 +52,26 @@ class Cell:
         )
 
 
+def paper_share(row: Row) -> Share | None:
+    """The paper's figure with the interval that it would have; None where its n is not even inferred."""
+    paper, n = row.get("paper"), row.get("paper_n")
+    known = isinstance(paper, int | float) and 0 <= paper <= 1 and isinstance(n, int) and n > 0
+    return Share(round(row["paper"] * row["paper_n"]), row["paper_n"]) if known else None
+
+
 def _against(row: Row, low: float | None, high: float | None) -> str | None:
     if low is None or high is None or not finite(row.get("value")):
         return None
-    ours = [row[key] if finite(row.get(key)) else row["value"] for key in ("low", "high")]
+    ours = ends(row)
     if ours[0] > high:
         return "above"
     return "below" if ours[1] < low else "meets"
+
+
+def ends(row: Row) -> tuple[float, float]:
+    """From where to where a figure's interval goes; without one it is the figure."""
+    low, high = (row[key] if finite(row.get(key)) else row["value"] for key in ("low", "high"))
+    return low, high
 
 
 def finite(value: Any) -> bool:
@@ -67,6 +80,11 @@ def finite(value: Any) -> bool:
 
 def percent(value: Any) -> str:
     return f"{100 * value:.1f}{GAP}%" if finite(value) else NONE
+
+
+def tenths(value: float) -> str:
+    """A share in per cent, without the sign."""
+    return f"{100 * value:.1f}"
 
 
 def span(row: Row, form: Callable[[float], str]) -> str | None:

@@ -22,7 +22,7 @@ Attack = Callable[..., AttackResult]
 
 NAME = "appended.safetensors"
 
-_CPU_ROWS, _GPU_ROWS = 1024, 16384
+_CPU_ROWS, _GPU_ROWS = 1024, 65536
 _SHARE, _COPIES = 16, 16  # an attack gets this part of a GPU's memory for so many copies of its rows
 
 
@@ -47,7 +47,7 @@ class Found:
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         return cls(epoch, 0, 0.0, none, none, torch.zeros(0, dtype=x.dtype, device="cpu"))
 
-    def learn(self, x: Tensor, result: AttackResult, seconds: float) -> Found:
+    def learn(self, x: Tensor, result: AttackResult) -> Found:
         """With the result for the next rows ``x``, of which those broken by a change are kept."""
         kept = (result.success & (result.distance != 0)).nonzero().squeeze(1)
         points = result.x_adv[kept]
@@ -56,7 +56,6 @@ class Found:
         return replace(
             self,
             done=self.done + len(x),
-            seconds=self.seconds + seconds,
             rows=torch.cat([self.rows, kept.cpu() + self.done]),
             at=torch.cat([self.at, at.cpu() + first]),
             values=torch.cat([self.values, points.flatten()[at].cpu()]),
@@ -80,13 +79,13 @@ class Found:
 class TrainingSet:
     """X and, after it in the same memory, X'.
 
-    points, labels: ``(n, ...)`` and ``(n,)``, and behind them room for as many rows of X'.  appended: rows of X'.
+    points, labels: ``(n, ...)``, contiguous, and ``(n,)``; behind them room for as many rows of X'.  appended: rows of
+        X'.
     since: the epoch before which X' was made, 0 without one.
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-        self.points, self.labels = x, y
+        self.x, self.y = self.points, self.labels = x.detach().contiguous(), y
         self.appended = self.since = 0
 
     def __len__(self) -> int:
@@ -115,7 +114,9 @@ def search(
         rows = torch.arange(found.done, min(found.done + size, len(x)), device=x.device)
         mine = slice(found.done, found.done + len(rows))
         result = attack(model, x[mine], y[mine], generator=generator(seed, "attack", found.epoch), rows=rows)
-        found = found.learn(x[mine], result, time.perf_counter() - start)
+        # Reading the result waits for the device, so the time is taken after it.
+        found = found.learn(x[mine], result)
+        found = replace(found, seconds=found.seconds + time.perf_counter() - start)
         yield found
 
 

@@ -70,9 +70,9 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     path = path / NAME if path.is_dir() else path
     tensors, metadata = _tensors.read(path)
     try:
-        card, about = json.loads(metadata.get("card", "{}")), json.loads(metadata.get("about", "{}"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: its card is not JSON") from error
+        card, about = (dict(json.loads(metadata.get(key, "{}"))) for key in ("card", "about"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: its card is not a JSON object") from error
     optimizer = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_OPTIMIZER)}
     return Checkpoint(tensors, card, about, {name.removeprefix(_OPTIMIZER): t for name, t in optimizer.items()})
 

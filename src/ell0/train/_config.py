@@ -29,7 +29,7 @@ class TrainConfig:
         forward of the steps (autocast), while weights, attacks and validation stay in float32.
     compile: ``torch.compile`` for the forward of whole batches.
     graph: whole batches are replayed from a CUDA graph; None: where the model is on a GPU.
-    attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 16,384 on a GPU.
+    attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 65,536 on a GPU.
     """
 
     epochs: int = 250
@@ -70,7 +70,7 @@ class TrainConfig:
             raise ValueError(f'warm_up must be 0 for schedule="steps", got {self.warm_up!r}')
         if not isinstance(self.compile, bool):
             raise ValueError(f"compile must be True or False, got {self.compile!r}")
-        if self.graph not in (None, True, False):
+        if not isinstance(self.graph, bool | None):
             raise ValueError(f"graph must be True, False or None, got {self.graph!r}")
 
     def rates_of(self, epoch: int, steps: int) -> list[float]:

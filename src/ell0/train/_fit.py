@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -64,13 +65,21 @@ def fit(
         ValueError: an argument is wrong, ``out`` holds another training, or the loss is no number any more.
         OSError: ``out`` cannot be written to; the last checkpoint stays whole.
     """
+    if not isinstance(config, TrainConfig):
+        raise ValueError(f"config must be a TrainConfig, got {config!r}")
     device = _checked_model(model, config)
     _check_rows("data", data)
     if validation is not None:
         _check_rows("validation", validation)
+        x, other = data[0], validation[0]
+        if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
+            raise ValueError(f"validation must have an x like that of data, {describe(x)}, got {describe(other)}")
+    if attack is not None and not callable(attack):
+        raise ValueError(f"attack must be a callable, got {attack!r}")
     if attack is not None and config.refresh >= config.epochs:
         got = f"refresh={config.refresh} with epochs={config.epochs}"
         raise ValueError(f"refresh must be below epochs for an attack to run, got {got}")
+    _check_words(card)
     same = {} if out is None else parts(model, data, validation, config, attack)
     folder = Folder(out, same, card or {})
     checkpoint = folder.load()
@@ -131,8 +140,14 @@ class _Run:
     def _check_fit(self) -> None:
         """Whether model, rows and attack go together, before an epoch is spent."""
         self._model.eval()
-        with torch.no_grad():
-            logits = self._model(self._set.x[:1])
+        x = self._set.x
+        try:
+            with torch.no_grad():
+                logits = self._model(x[:1])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ValueError(f"model must take the x of data, {describe(x)}, but: {error}") from error
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
             raise ValueError(f"model must return logits of shape (n, classes), got {describe(logits)} for one row")
         classes = logits.shape[1]
@@ -143,7 +158,7 @@ class _Run:
                     f"{int(y.min())} .. {int(y.max())}"
                 )
         if self._attack is not None:
-            rehearse(self._attack, self._model, self._set.x, (logits.argmax(1) + 1) % classes)
+            rehearse(self._attack, self._model, x, (logits.argmax(1) + 1) % classes)
 
     def _build(self) -> Stepper:
         x, y, batch = self._set.x, self._set.y, self._config.batch
@@ -164,6 +179,9 @@ class _Run:
         if self._attack is None or since == self._set.since:
             return 0.0
         found = self._folder.found(since) or Found.nothing(since, x)
+        if epoch == since:
+            # What an attack took before a kill came after the checkpoint, whose seconds are without it.
+            self._start -= found.seconds
         if epoch > since and found.done < len(x):
             raise ValueError(
                 f"out must hold all rows appended before epoch {since}, got {found.done} of {len(x)} attacked"
@@ -291,3 +309,10 @@ def _check_rows(name: str, rows: tuple[Tensor, Tensor]) -> None:
         raise ValueError(f"{name} must have an integer y of shape ({len(x)},), got {describe(y)}")
     if not x.isfinite().all():
         raise ValueError(f"{name} must have a finite x, got NaN or infinity")
+
+
+def _check_words(card: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(dict(card or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"card must be what JSON can say, got {card!r}") from error

@@ -136,7 +136,7 @@ def _checked(path: Path) -> Path:
     """The folder, made where it is not there; raises where it cannot be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=path).close()
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise OSError(f"out must be a folder that can be written to, got {str(path)!r}: {error.strerror}") from error
     return path

@@ -93,7 +93,8 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> Tensor:
     shape, word = entry["shape"], entry["dtype"]
     if word not in _DTYPES:
         raise ValueError(f"{name} has the unknown type {word!r}")
-    if not all(type(size) is int and size >= 0 for size in shape):
+    # Sizes beside a 0 cost no bytes, and still torch must be able to count with them.
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(s or 1 for s in shape) >= 2**63:
         raise ValueError(f"{name} has the shape {shape!r}")
     dtype = _DTYPES[word]
     if math.prod(shape) * dtype.itemsize != len(data):
