@@ -22,7 +22,7 @@ Attack = Callable[..., AttackResult]
 
 NAME = "appended.safetensors"
 
-_CPU_ROWS, _GPU_ROWS = 1024, 65536
+_CPU_ROWS, _GPU_ROWS = 1024, 32768
 _SHARE, _COPIES = 16, 16  # an attack gets this part of a GPU's memory for so many copies of its rows
 
 

@@ -29,7 +29,7 @@ class TrainConfig:
         forward of the steps (autocast), while weights, attacks and validation stay in float32.
     compile: ``torch.compile`` for the forward of whole batches.
     graph: whole batches are replayed from a CUDA graph; None: where the model is on a GPU.
-    attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 65,536 on a GPU.
+    attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 32,768 on a GPU.
     """
 
     epochs: int = 250
