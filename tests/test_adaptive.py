@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from ell0 import L0Ball
 from ell0.attacks import adaptive, sparse_rs
 from ell0.attacks.contract import Victim
-from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.nn import InputClamp, InputTruncation, TruncatedLinear
 
 
 class Row(nn.Module):
@@ -88,6 +88,8 @@ def test_values_inside_a_mask() -> None:
         (nn.Sequential(InputTruncation((3, 2, 2), 2), nn.Flatten(), nn.Linear(12, 3)), "_Mask"),
         (nn.Sequential(nn.Flatten(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "_Gradient"),
+        (nn.Sequential(InputClamp(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
+        (nn.Sequential(nn.Flatten(), InputClamp(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
     ],
 )
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
@@ -107,6 +109,52 @@ def test_the_defence_is_recognised(net: nn.Module, kind: str, unit: str, monkeyp
         y = net(x).argmax(1)
     adaptive(net, x, y, L0Ball(2, unit, low=-10, high=10), queries=60)  # type: ignore[arg-type]
     assert found == [kind]
+
+
+def hidden(first: nn.Module, g: Generator) -> nn.Sequential:
+    """A network behind a first layer with 60 outputs, which likes class 0 so well that many rows stand."""
+    last = nn.Linear(60, 4)
+    net = nn.Sequential(first, nn.Tanh(), last).double()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g))
+        last.bias[0] += 20
+    return net
+
+
+@pytest.mark.parametrize(
+    "first", [TruncatedLinear(60, 60, 5), TruncatedLinear(60, 60, 0), InputTruncation(60, 5)], ids=str
+)
+def test_a_clamp_hides_nothing(first: nn.Module) -> None:
+    """Behind a clamp to a box the attack in a wider box does what it does in that box without the clamp."""
+    g = Generator().manual_seed(0)
+    net = hidden(first, g)
+    # Most numbers lie almost at an end, as the background of digits does: half of their moves lead nowhere.
+    x = torch.where(torch.rand(40, 60, generator=g) < 0.8, -0.99, torch.rand(40, 60, generator=g)).double()
+    with torch.no_grad():
+        y = net(x).argmax(1)
+    plain = adaptive(net, x, y, L0Ball(2), queries=40, candidates=4)
+    clamped = adaptive(nn.Sequential(InputClamp(), net), x, y, L0Ball(2, low=-100, high=100), queries=40, candidates=4)
+    assert not plain.success.all()
+    assert torch.equal(clamped.margin, plain.margin)
+    assert torch.equal(clamped.success, plain.success)
+
+
+def test_a_way_around_a_clamp_is_used() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clamp, self.linear = InputClamp(), nn.Linear(6, 2, bias=False)
+            with torch.no_grad():
+                self.linear.weight.copy_(torch.tensor([[1.0] * 6, [0.0] * 6]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.linear(torch.cat([self.clamp(x)[:, :5], x[:, 5:]], 1))
+            return logits
+
+    x = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 50.0]])
+    result = adaptive(Around(), x, torch.tensor([0]), L0Ball(1, low=-100, high=100), queries=3, candidates=1)
+    assert result.success.all()
 
 
 @pytest.mark.parametrize(("argument", "least", "bad"), [("candidates", 1, 0), ("sweeps", 0, -1)])

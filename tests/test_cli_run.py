@@ -18,6 +18,7 @@ import torch
 from ell0 import models, recipe
 from ell0.cli import main
 from ell0.cli._common import AttackLine
+from ell0.cli._run import _show
 from ell0.recipe import _run
 from ell0.recipe._measure import measured
 from ell0.results import Results
@@ -83,6 +84,36 @@ def test_run_prints_a_verdict_and_where_the_page_is(
     assert "1/17 training F(0)\n" in shown.err
 
 
+def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several attacks, boxes and efforts: the verdict is that of the strongest, not of the most favourable."""
+    monkeypatch.setenv("COLUMNS", "200")
+    results = Results("any", "ell0 run any")
+    for attack, beta, value in (("sparse_rs", 10.0, 0.9), ("sparse_rs", 1.0, 0.6), ("adaptive", 10.0, 0.7)):
+        results.add(
+            value, what="robust_accuracy", classifier="A", attack=attack, beta=beta, budget=2, n=9, low=0, high=1
+        )
+    what = {
+        "what": "robust_accuracy",
+        "classifier": "B",
+        "attack": "adaptive",
+        "budget": 2,
+        "n": 9,
+        "low": 0,
+        "high": 1,
+    }
+    results.add(0.65, beta=10.0, **what)
+    results.add(0.99, beta=10.0, split="validation", **what)
+    for split, value in (("validation", 0.995), (None, 0.5)):
+        results.add(value, what="clean_accuracy", classifier="B", split=split)
+    for row in results.rows:
+        row["unit"] = "feature"
+    _show(results)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "right answers in per cent: sparse_rs, adaptive, values to 10, n = 9"
+    assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
+    assert lines[-1].startswith("B keeps 65.0 % (0-100) of 9 rows right with 2 features of each changed, values to 10")
+
+
 def test_json_and_quiet(tiny: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(tiny), "--out", str(out), "--device", "cpu", "--json", "--quiet"]) == 0
     shown = capsys.readouterr()
@@ -132,6 +163,7 @@ def test_an_interrupt_says_how_to_go_on(
         (["run", "mnits-f10"], "did you mean 'mnist-f10'?"),
         (["run", "mnist-f10", "--root", "nowhere", "--out", "new"], "ell0 data get mnist --root nowhere"),
         (["run", "--device", "gpu", "--out", "new"], "device must be such as"),
+        (["run", "--out", "/dev/null/new"], "out must be a folder that can be written, got '/dev/null/new'"),
         (["attack", "nowhere"], "model must be a checkpoint that is there, or package.module:name, got 'nowhere'"),
         (["attack", "no_such_module:build", "--data", "digits"], "No module named 'no_such_module'"),
         (["attack", "ell0.models:mpl", "--data", "digits"], "did you mean 'mlp'?"),

@@ -24,7 +24,8 @@ import ell0
 from ell0 import recipe
 from ell0.evaluation import Evaluation
 from ell0.nn import InputClamp, TruncatedLinear
-from ell0.recipe import _measure, _run
+from ell0.recipe import _measure, _model, _run
+from ell0.recipe._found import Found
 from ell0.recipe._measure import Subject, measured, median_record
 from ell0.recipe._recipe import Measure, Task
 from ell0.results import Results, Row
@@ -91,11 +92,11 @@ def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
     out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
     assert out == tmp_path / "run"
     names = {path.name for path in out.iterdir()}
-    assert names == {"recipe.toml", "results.json", "gallery.npz", "f0", "f2"}
+    assert names == {".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
     assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
     assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
     results = Results.load(out / "results.json")
-    assert (results.name, results.command, results.recipe, results.seeds) == ("tiny", "ell0 run tiny", "tiny", [0])
+    assert (results.name, results.command, results.recipe, results.seeds) == ("tiny", "ell0 run tiny.toml", "tiny", [0])
     assert results.seconds > 0
     whats = [(row["what"], row["classifier"]) for row in results.rows]
     for name in ("F(0)", "F(2)"):
@@ -153,6 +154,11 @@ def test_a_finished_run_is_not_done_again(tiny: Path, out: Path, monkeypatch: py
 
 class Stop(BaseException):
     """Stands for a kill between two stages."""
+
+
+def stop(threads: list[int]) -> None:
+    threads.append(torch.get_num_threads())
+    raise Stop
 
 
 def test_a_run_stopped_at_any_stage_goes_on_to_the_same_figures(tiny: Path, whole: Path, tmp_path: Path) -> None:
@@ -435,7 +441,7 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
     measure = Measure("worst_case", ("F(0)",), budgets=(1, 2), queries=(1,), steps=(1,), beta=(1.0, 10.0))
     task = Task(one, measure, {"what": "robust_accuracy", "attack": "worst case"})
     subject = Subject(torch.nn.Identity(), torch.zeros(4, 1), torch.zeros(4), 0, Path("none"))
-    rows = {(row["beta"], row["budget"]): row for row in measured(task, subject)}
+    rows = {(row["beta"], row["budget"]): row for row in measured(task, subject)[0]}
     assert {key: row["value"] for key, row in rows.items()} == {
         (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25, (10.0, 2): 0.25,
     }  # fmt: skip
@@ -444,6 +450,127 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
     assert rows[1.0, 2][f"decided by {attacks[1]}"] == 1
     assert rows[10.0, 1]["flags"] == "values within 1: flag 1; values within 10: flag 10"
     assert sum(row.get("seconds", 0) for row in rows.values()) == len(attacks)
+    # What other measures found counts on the rows they share, within their box and at their distance.
+    standing = torch.tensor([-1, -1, -1, 1, 1]), torch.tensor([-1, -1, -1, 2, 1])
+    known = [Found(10.0, ("clean", "search alone"), *standing), Found(100.0, ("clean",), *torch.zeros(2, 4).long())]
+    for some, value in ((known, 0.0), (known[1:], 0.25), ([replace(known[0], verdict=standing[0][:3])], 0.25)):
+        more = {(row["beta"], row["budget"]): row for row in measured(task, subject, some)[0]}
+        assert more[10.0, 2]["value"] == value
+        assert {key: row["value"] for key, row in more.items() if key != (10.0, 2)} == {
+            (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25,
+        }  # fmt: skip
+        assert more[10.0, 2].get("decided by search alone", 0) == (value == 0)
+
+
+def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> None:
+    path = write_recipe(tmp_path)
+    edited(path, "queries = [4, 8]", "queries = [4, 400]")
+    edited(path, "queries = 8\nvalue", "queries = 400\nvalue")
+    edited(path, "queries = 8\nsteps = 3", "queries = 1\nsteps = 1")
+    edited(path, "beta = [10.0, 1.0]", "beta = [10.0]")
+    out = tmp_path / "run"
+    for folder in ("f0", "f2"):
+        shutil.copytree(whole / folder, out / folder)
+    shutil.copy(path, out / "recipe.toml")
+    recipe.run(path, out=out, device="cpu")
+    results, saved = Results.load(out / "results.json"), 0
+    for number, task in enumerate(recipe.load(path).tasks()):
+        if task.measure.what != "worst_case" or task.row["classifier"] != "F(2)":
+            continue
+        for budget in (1, 2):
+            worst = results.find(classifier="F(2)", attack="worst case", budget=budget)
+            broken = torch.zeros(20, dtype=torch.bool)
+            for other in range(number + 1):
+                with np.load(out / "verdicts" / f"{other}.npz") as file:
+                    found = torch.from_numpy(file["distance"])[:, :20]
+                if recipe.load(path).tasks()[other].row["classifier"] == "F(2)":
+                    broken |= ((found >= 0) & (found <= budget)).any(0)
+            assert worst["value"] == pytest.approx(1 - broken.double().mean())
+            saved += worst["decided by sparse_rs alone"]
+    assert saved > 0
+
+
+def test_what_was_found_with_other_weights_is_found_again(tiny: Path, out: Path, whole: Path) -> None:
+    results = Results.load(out / "results.json")
+    for row in results.rows:
+        row["value"] = 0.75
+    results.save(out / "results.json")
+    changed, spoiled = out / "verdicts" / "0.npz", out / "verdicts" / "12.npz"
+    with np.load(changed) as file:
+        arrays = dict(file)
+    np.savez(changed, **{**arrays, "weights": np.array("others")})
+    spoiled.write_bytes(b"no archive")
+    recipe.run(tiny, out=out, device="cpu")
+    tasks, before = recipe.load(tiny).tasks(), Results.load(whole / "results.json")
+    now = Results.load(out / "results.json")
+    assert len(now.rows) == len(before.rows)
+    for number, task in enumerate(tasks):
+        for what in task.rows():
+            expected = before.find(**what)["value"] if number in (0, 12) else 0.75
+            assert now.find(**what)["value"] == expected
+
+
+def test_a_classifier_has_its_own_seed_and_is_measured_in_eval_mode(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(tiny, "epochs = 3", "epochs = 3\nseed = 5")
+    seeds: list[int | None] = []
+    real = _model.build
+
+    def build(words: dict[str, Any], seed: int | None = None) -> torch.nn.Module:
+        seeds.append(seed)
+        return real(words, seed)
+
+    def measure(_: Task, subject: Subject, *_known: object) -> None:
+        assert not subject.network.training
+        raise Stop
+
+    monkeypatch.setattr(_run, "build", build)
+    monkeypatch.setattr(_run, "measured", measure)
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert [seed for seed in seeds if seed is not None] == [5, 0]
+
+
+def test_worst_cases_come_last_the_hardest_at_the_end(tiny: Path) -> None:
+    worst = '[[measure]]\nwhat = "worst_case"\nbudgets = [1]\nqueries = {}\n'
+    edited(tiny, '[[measure]]\nwhat = "clean_accuracy"', worst.format(99) + '[[measure]]\nwhat = "clean_accuracy"')
+    asked = [task.measure.what == "worst_case" and task.row["queries"] for task in recipe.load(tiny).tasks()]
+    assert asked == [False] * 12 + [8, 8, 99, 99]
+
+
+def test_only_the_same_rows_and_units_are_shared(tiny: Path) -> None:
+    loaded = recipe.load(tiny)
+    task = loaded.tasks()[-1]
+    assert _run._share_rows(task, loaded.tasks()[-1])
+    for other in (replace(task.measure, split="validation"), replace(task.measure, unit="pixel")):
+        assert not _run._share_rows(task, replace(task, measure=other))
+    assert not _run._share_rows(task, replace(task, classifier=loaded.classifiers[0]))
+
+
+def test_two_processes_do_not_share_a_folder(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    refused: list[str] = []
+
+    def again(_: recipe.Stage) -> None:
+        if not refused:
+            with pytest.raises(ValueError, match="another process is at work in") as raised:
+                recipe.run(tiny, out=out, device="cpu")
+            refused.append(str(raised.value))
+
+    recipe.run(tiny, out=out, device="cpu", progress=again)
+    assert refused
+    assert same_runs(out, whole)
+    recipe.run(tiny, out=out, device="cpu")
+
+
+def test_a_run_leaves_threads_alone(tiny: Path, tmp_path: Path) -> None:
+    edited(tiny, 'name = "tiny"', 'name = "tiny"\nthreads = 2')
+    seen: list[int] = []
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=lambda _: stop(seen))
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(("n", "j"), [(3, 1), (5, 1), (6, 1), (8, 1), (9, 2), (25, 8), (100, 40)])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..nn import InputTruncation, TruncatedLinear
+from ..nn import InputClamp, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim, check_count
 from .sparse_rs import Palette, Search
@@ -39,7 +40,8 @@ def adaptive(
     tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
     better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
     mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
-    without such a layer at its input is scored by its gradient, straight through truncations further on.
+    without such a layer at its input is scored by its gradient, straight through truncations further on. Behind an
+    `InputClamp` a value beyond it is scored as the end of it.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -67,10 +69,10 @@ class _Plan:
 
 
 class _Gradient:
-    """Scores by the gradient of the margin."""
+    """Scores by the gradient of the margin. clamp: all that the model sees of its input has gone through it."""
 
-    def __init__(self, victim: Victim) -> None:
-        self.victim = victim
+    def __init__(self, victim: Victim, clamp: InputClamp) -> None:
+        self.victim, self.clamp = victim, clamp
         self.low, self.high = (victim.units(t) for t in (victim.low, victim.high))
 
     def options(self, at: Tensor) -> list[Tensor]:
@@ -81,7 +83,7 @@ class _Gradient:
         """How far each option would move the margin: ``(m, channels, units)`` each. Costs a forward and a backward."""
         _, slope = self.victim.slopes(points, at, surrogate="straight")
         slope, now = self.victim.units(slope), self.victim.units(points)
-        return [slope * (value - now) for value in options]
+        return [slope * (self.clamp(value) - self.clamp(now)) for value in options]
 
     def plan(self, points: Tensor, at: Tensor) -> _Plan:
         """The best option for every number, and what a unit gains by all of its numbers."""
@@ -101,8 +103,8 @@ class _Gradient:
 class _Product(_Gradient):
     """Scores through a truncated product of the input."""
 
-    def __init__(self, victim: Victim, layer: TruncatedLinear) -> None:
-        super().__init__(victim)
+    def __init__(self, victim: Victim, clamp: InputClamp, layer: TruncatedLinear) -> None:
+        super().__init__(victim, clamp)
         self.layer = layer
         self.weight = layer.weight.detach()
         self.prepared = ops.prepare(self.weight)
@@ -121,7 +123,7 @@ class _Product(_Gradient):
         now = source * (slope @ self.weight)
         moves = []
         for value in options:
-            numbers = value.flatten(1)
+            numbers = self.clamp(value).flatten(1)
             share = self._saturated(high, low, numbers.abs().mean(1))
             up, down = slope * share * high, slope * share * low
             far = torch.where(
@@ -145,11 +147,11 @@ class _Mask(_Gradient):
 
     INSIDE = 0.999
 
-    def __init__(self, victim: Victim, layer: InputTruncation) -> None:
-        super().__init__(victim)
+    def __init__(self, victim: Victim, clamp: InputClamp, layer: InputTruncation) -> None:
+        super().__init__(victim, clamp)
         self.layer = layer
         self.weight = victim.units(layer.weight.detach().view(1, *victim.x.shape[1:]))
-        least, most = self._thresholds(victim.units(victim.x))
+        least, most = self._thresholds(victim.units(clamp(victim.x)))
         ends = [self.INSIDE * cut / torch.where(self.weight == 0, 1.0, self.weight) for cut in (least, most)]
         self.inner_low = torch.minimum(*ends).clamp(self.low, self.high)
         self.inner_high = torch.maximum(*ends).clamp(self.low, self.high)
@@ -164,12 +166,12 @@ class _Mask(_Gradient):
         return [self.inner_low[at], self.inner_high[at], *super().options(at)]
 
     def moves(self, points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
-        _, _, slope = self.victim.slopes_behind(self.layer, points, at)
-        slope, numbers = self.victim.units(slope.view_as(points)), self.victim.units(points)
+        _, source, slope = self.victim.slopes_behind(self.layer, points, at)
+        slope, numbers = (self.victim.units(t.view_as(points)) for t in (slope, source))
         least, most = self._thresholds(numbers)
 
         def kept(value: Tensor) -> Tensor:
-            product = self.weight * value
+            product: Tensor = self.weight * self.clamp(value)
             return product.where((product >= least) & (product <= most), 0.0)
 
         now = kept(numbers)
@@ -180,35 +182,61 @@ class _Mask(_Gradient):
 
 
 def _scorer(victim: Victim) -> _Gradient:
-    """What fits the first truncation of the model, if that sees the input as it is."""
+    """What fits the first truncation of the model, if that sees the input as it is or clamped."""
+    clamp = _clamp(victim)
     for layer in victim.model.modules() if isinstance(victim.model, nn.Module) else ():
         if not isinstance(layer, TruncatedLinear | InputTruncation) or layer.k == 0:
             continue
-        if not _sees_input(victim, layer):
+        if not _sees_input(victim, clamp, layer):
             break
-        return _Product(victim, layer) if isinstance(layer, TruncatedLinear) else _Mask(victim, layer)
-    return _Gradient(victim)
+        return _Product(victim, clamp, layer) if isinstance(layer, TruncatedLinear) else _Mask(victim, clamp, layer)
+    return _Gradient(victim, clamp)
 
 
-def _sees_input(victim: Victim, layer: TruncatedLinear | InputTruncation) -> bool:
-    """Whether the layer gets all numbers of a sample as they are, once. Asked with a sample of no row."""
-    size = victim.x[0].numel()
-    if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != size:
+def _clamp(victim: Victim) -> InputClamp:
+    """The clamp that all of the input goes through; one that clamps nothing, if the model has none."""
+    for layer in victim.model.modules() if isinstance(victim.model, nn.Module) else ():
+        if not isinstance(layer, InputClamp):
+            continue
+        sample = _sample(victim, 2 * max([1.0, *(abs(end) for end in (layer.low, layer.high) if math.isfinite(end))]))
+        # Asked of the model, not of its structure: there may be a way around the layer.
+        free, clamped = (_ask(victim, points) for points in (sample, layer(sample)))
+        if free is not None and clamped is not None and torch.equal(free, clamped):
+            return layer
+    return InputClamp(-math.inf, math.inf)
+
+
+def _sample(victim: Victim, size: float) -> Tensor:
+    """A sample of no row, with values to that size."""
+    like = victim.x[:1]
+    return torch.linspace(-size, size, like.numel(), dtype=like.dtype, device=like.device).view_as(like)
+
+
+def _ask(victim: Victim, points: Tensor) -> Tensor | None:
+    try:
+        with torch.no_grad():
+            logits: Tensor = victim.model(points.clone())
+    except (ValueError, RuntimeError, AssertionError):  # a model that looks at its input first
+        return None
+    return logits
+
+
+def _sees_input(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTruncation) -> bool:
+    """Whether the layer gets all numbers of a sample, clamped and not otherwise changed, once."""
+    sample = _sample(victim, 2.0)
+    if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != sample.numel():
         return False
-    sample = torch.linspace(-2, 2, size, dtype=victim.x.dtype, device=victim.x.device).view(1, *victim.x.shape[1:])
     seen: list[tuple[Tensor, ...]] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     try:
-        with torch.no_grad():
-            victim.model(sample.clone())
-    except (ValueError, RuntimeError, AssertionError):  # a model that looks at its input first
-        return False
+        answered = _ask(victim, sample) is not None
     finally:
         hook.remove()
-    if len(seen) != 1 or len(seen[0]) != 1:
+    if not answered or len(seen) != 1 or len(seen[0]) != 1:
         return False
     (got,) = seen[0]
-    return got.numel() == size and got.dtype == sample.dtype and torch.equal(got.flatten(), sample.flatten())
+    same = got.numel() == sample.numel() and got.dtype == sample.dtype
+    return same and torch.equal(got.flatten(), clamp(sample).flatten())
 
 
 class _State:

@@ -129,19 +129,21 @@ def _words(stage: Stage) -> str:
 
 def _show(results: Results) -> None:
     """A line for each classifier: clean, under attack (the worst case, where it was measured), median distances."""
-    robust = _robust(results.rows)
+    measured = [row for row in results.rows if row.get("split") is None]  # others served to choose
+    robust = _robust(measured)
     budgets = sorted({row["budget"] for row in robust})
     shown = budgets[:: -(-len(budgets) // _COLUMNS)] if budgets else []
-    medians = [row for row in results.rows if row["what"] == "median_distance"]
+    medians = [row for row in measured if row["what"] == "median_distance"]
     betas = sorted({row["beta"] for row in medians})
     table = Table(box=None)
     table.add_column("classifier", no_wrap=True)
     for header in ("clean", *(f"{m} changed" for m in shown), *(f"distance to {beta:g}" for beta in betas)):
         table.add_column(header, justify="right")
     if robust:
-        first = robust[0]
-        print(f"right answers in per cent: {first['attack']}, values to {first['beta']:g}, n = {first['n']}")
-    clean = [row for row in results.rows if row["what"] == "clean_accuracy"]
+        names, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
+        within = f"values to {robust[0]['beta']:g}"
+        print(f"right answers in per cent: {', '.join(names)}, {within}, n = {' or '.join(sizes)}")
+    clean = [row for row in measured if row["what"] == "clean_accuracy"]
     for name in dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row):
         cells = [_cell(clean, name)]
         cells += [_cell(robust, name, budget=budget) for budget in shown]
@@ -153,22 +155,28 @@ def _show(results: Results) -> None:
 
 
 def _robust(rows: list[Row]) -> list[Row]:
-    """The figures that count: of the worst case where it was measured, of the widest box, of most queries."""
-    found = [row for row in rows if row["what"] == "robust_accuracy" and row.get("split") is None]
+    """A figure for each classifier and budget, the lowest: of the worst case where it was measured, in the widest box,
+    in which the points of all the others lie too."""
+    found = [row for row in rows if row["what"] == "robust_accuracy"]
     found = [row for row in found if row["attack"] == "worst case"] or found
-    for key in ("beta", "queries", "steps"):
-        most = max((row.get(key) or 0 for row in found), default=0)
-        found = [row for row in found if (row.get(key) or 0) == most]
-    return found
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row["classifier"], row["budget"]), []).append(row)
+    widest = max((row["beta"] for row in found), default=0.0)
+    return [
+        {**min(group, key=lambda row: row["value"]), "beta": widest}
+        for group in groups.values()
+        if any(row["beta"] == widest for row in group)
+    ]
 
 
 def _cell(rows: list[Row], classifier: str, **what: object) -> str:
-    row = next((r for r in rows if r["classifier"] == classifier and all(r[key] == v for key, v in what.items())), None)
-    if row is None:
+    """The lowest figure of the classifier with these entries."""
+    found = [row for row in rows if row["classifier"] == classifier and what.items() <= row.items()]
+    if not found:
         return ""
-    if row["what"] == "median_distance":
-        return f"{row['value']:g}"
-    return f"{100 * row['value']:.1f}"
+    row = min(found, key=lambda row: row["value"])
+    return f"{row['value']:g}" if row["what"] == "median_distance" else f"{100 * row['value']:.1f}"
 
 
 def _verdict(robust: list[Row]) -> str:

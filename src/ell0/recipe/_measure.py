@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -17,9 +17,10 @@ from ..attacks.contract import check_count
 from ..evaluation import WHITE_BOX, Entry, Evaluation, Share, default_attacks, evaluate
 from ..results import Row
 from ..threat import L0Ball
+from ._found import CLEAN, Found, Nearest
 from ._recipe import Attack, Task
 
-_BATCH = {"cpu": 512, "cuda": 4096}  # rows in one call of an attack
+_BATCH = {"cpu": 512, "cuda": 16384}  # rows in one call of an attack
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,30 @@ class Subject:
             path.unlink()
 
 
-def measured(task: Task, subject: Subject) -> list[Row]:
-    """The rows of results of a task, one figure each, in the order of ``task.rows()``."""
+def measured(task: Task, subject: Subject, known: Sequence[Found] = ()) -> tuple[list[Row], list[Found]]:
+    """The rows of results of a task, one figure each, in the order of ``task.rows()``, and what was found row by row.
+
+    known: what other attacks found on this classifier and rows of this split; it counts for a worst case.
+    """
     if task.measure.what == "clean_accuracy":
-        return [task.row | _clean(subject).record()]
+        return _clean(task, subject)
     if task.measure.what == "worst_case":
-        return list(_worst(task, subject))
+        return _worst(task, subject, known)
     evaluation = _alone(task, subject)
     median = task.measure.what == "median_distance"
     figure = median_record(evaluation) if median else evaluation.robust_accuracy.record()
-    return [{**task.row, **figure, "seconds": round(sum(evaluation.seconds), 3)}]
+    found = Found(task.row["beta"], (CLEAN, f"{task.row['attack']} alone"), evaluation.verdict, evaluation.distance)
+    return [{**task.row, **figure, "seconds": round(sum(evaluation.seconds), 3)}], [found]
 
 
-def _clean(subject: Subject) -> Share:
+def _clean(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
     batch = _BATCH.get(subject.x.device.type, 512)
     with torch.no_grad():
         parts = zip(subject.x.split(batch), subject.y.split(batch), strict=True)
-        right = sum(int((subject.network(x).argmax(1) == y).sum()) for x, y in parts)
-    return Share(right, len(subject.x))
+        right = torch.cat([subject.network(x).argmax(1) == y for x, y in parts]).cpu()
+    verdict = torch.where(right, -1, 0)
+    # The clean point lies in every box.
+    return [task.row | Share(int(right.sum()), len(right)).record()], [Found(0.0, (CLEAN,), verdict, verdict)]
 
 
 def _alone(task: Task, subject: Subject) -> Evaluation:
@@ -83,30 +90,31 @@ def _alone(task: Task, subject: Subject) -> Evaluation:
     return subject.evaluate(attack.ball(task.row.get("budget", units)), {attack.name: attack.configured(**spent)})
 
 
-def _worst(task: Task, subject: Subject) -> Iterator[Row]:
+def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[Row], list[Found]]:
     """Every attack within the least box, then within the next, and so on: a point of one lies in all that follow.
 
-    So the figure of a box is that of all points found in it and before it.
+    So the figure of a box is that of all points found in it and before it, by this evaluation or another.
     """
     measure = task.measure
     attacks = cascade(queries=measure.queries[0], steps=measure.steps[0])
-    nearest = torch.full((len(subject.x),), torch.iinfo(torch.int64).max)
-    verdict = torch.full((len(subject.x),), -1)
-    flags: list[str] = []
+    nearest, flags = Nearest(len(subject.x)), list[str]()
+    rows: list[Row] = []
+    boxes: list[Found] = []
     for beta in measure.beta:
-        ball = L0Ball(max(task.budgets), measure.unit, -beta, beta)
-        evaluation = subject.evaluate(ball, attacks, task.budgets)
-        nearer = (evaluation.verdict >= 0) & (evaluation.distance < nearest)
-        nearest[nearer], verdict[nearer] = evaluation.distance[nearer], evaluation.verdict[nearer]
+        evaluation = subject.evaluate(L0Ball(max(task.budgets), measure.unit, -beta, beta), attacks, task.budgets)
+        boxes.append(Found(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
+        for found in (boxes[-1], *(found for found in known if found.beta <= beta)):
+            nearest.learn(found)
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
-            broken = nearest <= budget
-            counts = torch.bincount(verdict[broken], minlength=len(attacks) + 1).tolist()
+            decided = nearest.decided(budget)
             row = {**task.row, "budget": budget, "beta": beta, "flags": "; ".join(flags)}
-            row |= {f"decided by {name}": n for name, n in zip(("clean", *attacks), counts, strict=True)}
-            row |= Share(int((~broken).sum()), len(broken)).record()
+            row |= {f"decided by {name}": count for name, count in decided.items()}
+            row |= Share(evaluation.n - sum(decided.values()), evaluation.n).record()
             # One evaluation gave the figures of all budgets: its time stands once.
-            yield row | ({"seconds": round(sum(evaluation.seconds), 3)} if budget == max(task.budgets) else {})
+            seconds = {"seconds": round(sum(evaluation.seconds), 3)} if budget == max(task.budgets) else {}
+            rows.append(row | seconds)
+    return rows, boxes
 
 
 def cascade(names: Sequence[str] | None = None, *, queries: int, steps: int) -> dict[str, Entry]:

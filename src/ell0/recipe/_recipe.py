@@ -110,6 +110,11 @@ class Task:
     row: Row
 
     @property
+    def effort(self) -> tuple[int, ...]:
+        """What a worst case may spend; nothing, for any other task."""
+        return (*self.measure.queries, *self.measure.steps) if self.measure.what == "worst_case" else ()
+
+    @property
     def budgets(self) -> tuple[int, ...]:
         return (self.classifier.k,) if isinstance(self.measure.budgets, str) else self.measure.budgets
 
@@ -124,6 +129,7 @@ class Task:
 class Recipe:
     """The whole of a run. text: the file as it was.  used: recipes whose classifiers are measured here too.
 
+    threads: of a run on the CPU; None: as many as torch takes. Small networks lose more by a second than they gain.
     paper: figures of the paper, by the rows they belong to.  quoted: figures of others, not run here.
     """
 
@@ -131,6 +137,7 @@ class Recipe:
     summary: str
     text: bytes
     seed: int
+    threads: int | None
     data: Data
     used: tuple[Recipe, ...]
     classifiers: tuple[Classifier, ...]
@@ -149,14 +156,15 @@ class Recipe:
         return {one.name: home / one.slug for recipe, home in homes for one in recipe.classifiers}
 
     def tasks(self) -> list[Task]:
-        """Every evaluation of the run, in order."""
+        """Every evaluation of the run, in order; worst cases last, since they count what all the others find."""
         everyone = self.everyone()
-        return [
+        tasks = [
             task
             for measure in self.measures
             for name in measure.classifiers
             for task in _tasks(everyone[name], measure)
         ]
+        return sorted(tasks, key=lambda task: task.effort)
 
     def times(self) -> list[Row]:
         """What the rows of results on training times say, without their figures."""
@@ -199,6 +207,7 @@ def load(path_or_name: Path | str) -> Recipe:
     if slug(name) != name:
         raise ValueError(f"{path.name}: name must be lower-case letters, digits and hyphens, got {name!r}")
     summary, seed = top.need("summary", TEXT), top.take("seed", whole(0), 0)
+    threads = top.take("threads", whole(1), None)
     used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
     source = _data(top, path.parent)
     for other in used:
@@ -212,7 +221,7 @@ def load(path_or_name: Path | str) -> Recipe:
     measures = tuple(_measure(table, groups, source) for table in top.tables("measure"))
     paper, quoted = (tuple(_figure(table) for table in top.tables(key)) for key in ("paper", "quoted"))
     top.close()
-    recipe = Recipe(name, summary, text, seed, source, used, classifiers, measures, paper, quoted)
+    recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, measures, paper, quoted)
     _check_rows(path.name, recipe)
     return recipe
 

@@ -6,11 +6,11 @@ import errno
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -19,10 +19,13 @@ from .. import train
 from ..results import Results, Row, write_whole
 from ..train import AttackStage, Epoch
 from ._data import Splits, splits
+from ._found import Found, weights_of
+from ._found import load as load_found
+from ._found import save as save_found
 from ._gallery import write_gallery
 from ._measure import Subject, measured
 from ._model import build, fitted
-from ._recipe import Classifier, Recipe, Task, identity, load
+from ._recipe import Classifier, Recipe, Task, identity, load, names
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Stage:
 
 
 Progress = Callable[[Stage], None]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk without room says
 
 
 def run(
@@ -74,10 +79,7 @@ def run(
         _check_home(home, its, resume or its is not recipe)
         for one in its.classifiers:
             _check_card(home / one.slug, _card(its, one, data))
-    with _disk(folder):
-        for home, its in homes.items():
-            home.mkdir(parents=True, exist_ok=True)
-            write_whole(home / "recipe.toml", its.text)
+    with _disk(folder), _threads(recipe.threads), _held(folder, recipe, resume):
         _Run(recipe, folder, homes, place, data, progress).go()
     return folder
 
@@ -95,6 +97,7 @@ class _Run:
         self._recipe, self._folder, self._homes = recipe, folder, homes
         self._place, self._data, self._progress = place, data, progress
         self._tasks = recipe.tasks()
+        self._found: list[tuple[Task, list[Found]]] = []
         self._results = self._begun()
         self._before, self._start = self._results.seconds, time.perf_counter()
         self._stages, self._stage = len(recipe.everyone()) + len(self._tasks) + 1, 0
@@ -102,10 +105,13 @@ class _Run:
     def go(self) -> None:
         networks: dict[str, nn.Module] = {}
         for home, its in self._homes.items():
-            for one in its.classifiers:
-                networks[one.name] = self._train(home, its, one)
+            # Another run may use the classifiers of a recipe beside this one, once they are trained.
+            with nullcontext() if its is self._recipe else _held(home, its):
+                networks |= {one.name: self._train(home, its, one) for one in its.classifiers}
+        weights = {name: weights_of(network) for name, network in networks.items()}
         for number, task in enumerate(self._tasks):
-            self._measure(number, task, networks[task.classifier.name])
+            name = task.classifier.name
+            self._measure(number, task, networks[name], weights[name])
         gallery = self._folder / "gallery.npz"
         if not gallery.exists() and self._data.test[0].ndim == 4:
             self._say("a gallery of attacked images")
@@ -126,14 +132,20 @@ class _Run:
             self._keep(training.rows(**one.row))
         return network.eval()
 
-    def _measure(self, number: int, task: Task, network: nn.Module) -> None:
+    def _measure(self, number: int, task: Task, network: nn.Module, weights: str) -> None:
         x, y = _rows(task, self._data)
         subject = Subject(
             network, x.to(self._place), y.to(self._place), self._recipe.seed, self._folder / f"evaluation{number}"
         )
         self._say(_title(task))
-        if not all(self._has(row) for row in task.rows()):
-            self._keep(measured(task, subject))
+        path = self._folder / "verdicts" / f"{number}.npz"
+        found = load_found(path, weights)
+        if found is None or not all(self._has(row) for row in task.rows()):
+            known = [one for other, some in self._found if _share_rows(task, other) for one in some]
+            rows, found = measured(task, subject, known)
+            save_found(path, weights, found)
+            self._keep(rows)
+        self._found.append((task, found))
         subject.forget()
 
     def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
@@ -147,14 +159,17 @@ class _Run:
         return any(what == identity(row) for row in self._results.rows)
 
     def _keep(self, rows: list[Row]) -> None:
-        self._results.rows += [self._recipe.figure(row) for row in rows]
+        new = [identity(row) for row in rows]
+        before = [row for row in self._results.rows if identity(row) not in new]
+        self._results.rows = before + [self._recipe.figure(row) for row in rows]
         self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
         self._results.save(self._folder / "results.json")
 
     def _begun(self) -> Results:
         seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone().values())})
         name = self._recipe.name
-        here = Results.here(name, f"ell0 run {name}", seeds=seeds, device=self._place)
+        shipped = name in names() and load(name).text == self._recipe.text
+        here = Results.here(name, f"ell0 run {name}{'' if shipped else '.toml'}", seeds=seeds, device=self._place)
         here.recipe = name
         path = self._folder / "results.json"
         if path.exists():
@@ -195,6 +210,12 @@ def _rows(task: Task, data: Splits) -> tuple[torch.Tensor, torch.Tensor]:
     assert split is not None
     x, y = split
     return x[: task.measure.rows], y[: task.measure.rows]
+
+
+def _share_rows(task: Task, other: Task) -> bool:
+    """Whether what one found counts for the other: both on the first rows of one split, with one way to count units."""
+    same = task.measure.split == other.measure.split and task.measure.unit == other.measure.unit
+    return same and task.classifier.name == other.classifier.name
 
 
 def _title(task: Task) -> str:
@@ -260,12 +281,54 @@ def _check_card(folder: Path, card: dict[str, Any]) -> None:
 
 
 @contextmanager
+def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
+    """Keeps other processes out of a run folder; one that dies, in whatever way, lets go of it."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        opened = (home / ".lock").open("w")
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
+    with opened as file:
+        _lock(file, home)
+        _check_home(home, its, resume)  # again: now nobody can change it any more
+        write_whole(home / "recipe.toml", its.text)
+        yield
+
+
+def _lock(file: TextIO, home: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"out must be free, but another process is at work in {str(home)!r}: wait for it, or give another out"
+        ) from None
+    except OSError:  # a file system without locks
+        return
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _disk(folder: Path) -> Iterator[None]:
     """Says in one sentence that a disk is full; files are written whole, so nothing is lost."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         raise OSError(
             f"the disk of {str(folder)!r} is full ({error}): what was done is kept, make room and run it again"
