@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ell0 import models, recipe
+from ell0 import models, recipe, report
 from ell0.cli import main
 from ell0.cli._common import AttackLine
 from ell0.cli._run import _show
@@ -79,13 +79,13 @@ def test_run_prints_a_verdict_and_where_the_page_is(
         clean = rows.find(classifier=name, what="clean_accuracy")["value"]
         (line,) = [line.split() for line in lines if line.split()[:1] == [name] and "keeps" not in line]
         assert line[1:4] == [f"{100 * value:.1f}" for value in (clean, *worst)]
-    assert "keeps" in lines[-2]
-    assert "of 20 rows right with" in lines[-2]
+    assert lines[-2] == report.verdict([out])
+    assert " of 20 test images right when " in lines[-2]
     assert "1/17 training F(0)\n" in shown.err
 
 
 def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several attacks, boxes and efforts: the verdict is that of the strongest, not of the most favourable."""
+    """Of several attacks, boxes and efforts: the figure is that of the strongest, not of the most favourable."""
     monkeypatch.setenv("COLUMNS", "200")
     results = Results("any", "ell0 run any")
     for attack, beta, value in (("sparse_rs", 10.0, 0.9), ("sparse_rs", 1.0, 0.6), ("adaptive", 10.0, 0.7)):
@@ -111,7 +111,6 @@ def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str], monkeypa
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "right answers in per cent: sparse_rs, adaptive, values to 10, n = 9"
     assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
-    assert lines[-1].startswith("B keeps 65.0 % (0-100) of 9 rows right with 2 features of each changed, values to 10")
 
 
 def test_json_and_quiet(tiny: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

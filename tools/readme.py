@@ -123,12 +123,12 @@ def gpu() -> str:
         cells = [_times(layer.find(**what, weights=weights)) for weights in ("initial", "trained")]
         lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
     lines += ["", "| F(10) against F(0) | times as long |", "|---|---|"]
-    for label, what in (
+    for label, row in (
         ("training step, 256 images, eager", {"what": "step", "mode": "eager"}),
         ("training step, 256 images, CUDA graph", {"what": "step", "mode": "graph"}),
         ("training epoch, CUDA graph", {"what": "epoch", "unit": "x", "k": 10}),
     ):
-        lines.append(f"| {label} | {_times(training.find(**what))} |")
+        lines.append(f"| {label} | {_times(training.find(**row))} |")
     ratio = attack.find(what="attack")
     memory = attack.find(what="memory", k=10)
     epoch = training.find(what="epoch", unit="seconds", k=10)

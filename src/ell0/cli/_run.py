@@ -80,6 +80,7 @@ def run(
         print(json.dumps({"run": str(folder), "page": str(page), "results": asdict(results)}))
         return
     _show(results)
+    print(report.verdict([folder]))
     print(f"page: {page}")
 
 
@@ -150,8 +151,6 @@ def _show(results: Results) -> None:
         cells += [_cell(medians, name, beta=beta) for beta in betas]
         table.add_row(name, *cells)
     Console().print(table)
-    if robust:
-        print(_verdict(robust))
 
 
 def _robust(rows: list[Row]) -> list[Row]:
@@ -177,13 +176,3 @@ def _cell(rows: list[Row], classifier: str, **what: object) -> str:
         return ""
     row = min(found, key=lambda row: row["value"])
     return f"{row['value']:g}" if row["what"] == "median_distance" else f"{100 * row['value']:.1f}"
-
-
-def _verdict(robust: list[Row]) -> str:
-    """The best classifier at the largest budget at which one keeps half of the rows, else at the least budget."""
-    held = [row["budget"] for row in robust if row["value"] >= 0.5]
-    budget = max(held) if held else min(row["budget"] for row in robust)
-    best = max((row for row in robust if row["budget"] == budget), key=lambda row: row["value"])
-    kept = f"{100 * best['value']:.1f} % ({100 * best['low']:.0f}-{100 * best['high']:.0f})"
-    changed = f"{budget} {best['unit']}{'' if budget == 1 else 's'} of each changed"
-    return f"{best['classifier']} keeps {kept} of {best['n']} rows right with {changed}, values to {best['beta']:g}."
