@@ -1,13 +1,17 @@
-"""What every test shares: how long the properties run, and the backends."""
+"""What tests share: how long the properties run, the backends, a run of a small recipe."""
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from ell0 import recipe
 from ell0.ops import kernel
+from tiny_recipe import write_recipe
 
 # `make test` is never red by luck: it draws the same cases every time. `make test-full` draws new ones, which has to be
 # said: a profile takes what it does not name from "default".
@@ -27,3 +31,23 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     kernel.use(request.param)
     yield request.param
     kernel.use(None)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A recipe that takes seconds."""
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of it that nothing disturbed."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    return recipe.run(write_recipe(folder), out=folder / "run", device="cpu")
+
+
+@pytest.fixture
+def out(whole: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))

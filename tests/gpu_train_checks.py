@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from ell0 import L0Ball, models, train
 from ell0.attacks import sparse_rs
 from ell0.train import TrainConfig, fit
 from ell0.train._step import GraphStepper, Stepper
+from gpu_checks import run_checks
 
 STEPS = 20
 CONFIG = TrainConfig(epochs=5, batch=64, rates=(0.05, 0.02), refresh=2, attack_batch=100)
@@ -191,21 +191,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def main(names: list[str]) -> int:
-    if not torch.cuda.is_available():
-        print("skipped: torch finds no CUDA GPU")
-        return 0
-    failed = 0
-    for name in names or CHECKS:
-        start = time.perf_counter()
-        try:
-            CHECKS[name]()
-            verdict = "ok"
-        except Exception as error:
-            verdict, failed = f"FAILED: {type(error).__name__}: {error}", failed + 1
-        print(f"{name}: {verdict} ({time.perf_counter() - start:.1f} s)", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if torch.cuda.is_available():
+        sys.exit(run_checks(CHECKS, sys.argv[1:]))
+    print("skipped: torch finds no CUDA GPU")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,22 +28,6 @@ from tiny_recipe import write_recipe
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_recipe(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    return recipe.run(write_recipe(folder), out=folder / "run", device="cpu")
-
-
-@pytest.fixture
-def out(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
 @pytest.fixture

@@ -39,24 +39,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_recipe(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    return recipe.run(write_recipe(folder), out=folder / "run", device="cpu")
-
-
-@pytest.fixture
-def out(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(whole, tmp_path / "run"))
-
-
 def edited(path: Path, old: str, new: str) -> Path:
     text = path.read_text()
     assert old in text
