@@ -397,10 +397,14 @@ def _counted(
             odd = odd | ((count > 0) & wrong)
         odd = odd & here & ~lost
         walked = tl.minimum(depth, d)
-        # A row that needs a little more costs twice, so some are kept in hand.
-        ahead = tl.load(steps + tl.maximum(depth - 48, 0) // 16) * far
-        if (depth > 64) & (tl.max((defined & ~odd & (ahead >= narrow)).to(tl.int32), 0) == 0):
-            depth -= 16
+        # For the next row. One that needs a little more than it is given costs twice: some is kept in hand.
+        spare = -32
+        while (depth - spare > 96) & (
+            tl.max((defined & ~odd & (tl.load(steps + (depth - spare - 48) // 16) * far >= narrow)).to(tl.int32), 0)
+            == 0
+        ):
+            spare += 16
+        depth -= tl.maximum(spare, 0) // 32 * 16
     tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
     cell = pair * 2 * rows * samples + row * samples
     noted = marks + pair * (2 * rows + samples)
