@@ -1,4 +1,5 @@
-"""The Gaussian mixture of [Beliaev22], its bounds mended, and exact robust errors at finite dimension."""
+"""The Gaussian mixture of [Beliaev22], its bounds mended, exact robust errors at finite dimension; a linear classifier
+trained against its worst case."""
 
 from ._bounds import (
     PowerLaw,
@@ -15,6 +16,7 @@ from ._bounds import (
     theorem_range,
     upper_bound,
 )
+from ._classifier import NotAttainableError, TruncatedLinearClassifier, select_k
 from ._mixture import Decay, Erasure, Mixture, Prefix, erase, erase_probability, erased_log_density
 from ._robust import Estimate, RobustErrors, best_k, clip_grid, clipped_errors, k_grid, truncated_errors
 
@@ -23,9 +25,11 @@ __all__ = [
     "Erasure",
     "Estimate",
     "Mixture",
+    "NotAttainableError",
     "PowerLaw",
     "Prefix",
     "RobustErrors",
+    "TruncatedLinearClassifier",
     "alpha_opt_bound",
     "alpha_trunc_bound",
     "asymptotic_lower_bound",
@@ -43,6 +47,7 @@ __all__ = [
     "log_k_opt_bound",
     "log_k_trunc_bound",
     "q_of_eps",
+    "select_k",
     "theorem_range",
     "truncated_errors",
     "upper_bound",

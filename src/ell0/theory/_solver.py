@@ -1,0 +1,337 @@
+"""Exact adversarial training as a convex problem, solved to a duality gap.
+
+    F(w, b) = mean_i log(1 + sum_r exp(-(rho_ir(w) + b_ir))) + alpha/2 (|w|^2 + |b|^2)
+
+rho_ir is the worst-case truncated sum of row i against rival r: linear terms minus their largest ones, minus the most
+that added features take away. Both are maxima over sets, so rho is concave and F convex. Each maximum is smoothed,
+
+    top(v) = max <p, v> - mu/2 |p|^2   over  0 <= p <= 1,  sum p = count,
+
+which is at most mu/2 * count below the exact one. Its p, and the slopes theta of the loss, are a point of the dual,
+
+    D = mean_i H(theta_i) - |mean_i sum_r theta_ir (keep - p_ir) x_ir|^2 / (2 alpha)  <=  min F,
+
+so every evaluation proves how far it is from the optimum. L-BFGS does the rest, with mu made smaller as it goes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import logsumexp, xlogy
+
+from ._worst_case import Bools, Floats, Ints, Rows
+
+MU = 0.1
+"""The first smoothing. F is at most log(1 + rivals), so this is coarse."""
+
+ITERATIONS = 120
+"""L-BFGS iterations between two looks at the gap; each look forgets the curvature it has learnt."""
+
+SMOOTHING = 0.8
+"""Share of the gap that may be the smoothing's before it is made smaller."""
+
+REMEMBERED = 80
+"""Dual points that a lower bound is mixed from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Additions:
+    """What may be added to rows that share a label, against one rival.
+
+    rows: ``(r,)``, of one label.  mutable: ``(d,)``.  budget: ``(r,)``, additions that count.
+    barred: ``(r, some)``, features that cannot be added, being there, or whose addition is truncated; -1 at no feature.
+    """
+
+    rows: Ints
+    rival: int
+    mutable: Bools
+    budget: Ints
+    barred: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A convex problem of the form above.
+
+    contrast: ``(n, rivals, outputs)``, which rows of the weight a rival's margin is the sum of.
+    top: terms that leave at the top.  frozen: ``(n, width)``, terms of which at most ``top_frozen`` may leave.
+    keep: ``(n, rivals, width)`` bool, terms of the linear part; None: all.
+    """
+
+    rows: Rows
+    contrast: Floats
+    alpha: float
+    top: int
+    top_frozen: int
+    frozen: Bools | None = None
+    keep: Bools | None = None
+    additions: tuple[Additions, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """A point of the dual: mean H(theta), and the gradient of the loss without the penalty ``(outputs, d + 1)``."""
+
+    entropy: float
+    slope: Floats
+
+    def value(self, alpha: float) -> float:
+        """D, which F is at least anywhere."""
+        return self.entropy - float((self.slope**2).sum()) / (2 * alpha)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """The smoothed objective at some weights: its value and gradient ``(outputs, d + 1)``, intercept last.
+
+    upper: what the exact objective is at most here.
+    """
+
+    value: float
+    gradient: Floats
+    upper: float
+    dual: Dual
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """params: ``(outputs, d + 1)``, intercept last.  upper, lower: what F is at most there, and at least anywhere."""
+
+    params: Floats
+    upper: float
+    lower: float
+    iterations: int
+
+    @property
+    def gap(self) -> float:
+        return max((self.upper - self.lower) / self.upper, 0.0)
+
+
+def solve(problem: Problem, start: Floats, *, tol: float, max_iter: int) -> Solution:
+    """Weights with (upper - lower) <= tol * upper, or the best of ``max_iter`` iterations."""
+    seen: deque[Dual] = deque(maxlen=REMEMBERED)
+
+    def flat(params: Floats, mu: float) -> tuple[float, Floats]:
+        point = evaluate(problem, params.reshape(start.shape), mu)
+        seen.append(point.dual)
+        return point.value, point.gradient.ravel()
+
+    best = Solution(start, np.inf, -np.inf, 0)
+    params, mu, spent = start, MU, 0
+    while True:
+        point = evaluate(problem, params, mu)
+        if point.upper < best.upper:
+            best = replace(best, params=params, upper=point.upper)
+        mixture = mixed([*seen, point.dual], problem.alpha)
+        seen.append(mixture)
+        best = replace(best, lower=max(best.lower, mixture.value(problem.alpha)), iterations=spent)
+        if best.gap <= tol or spent >= max_iter:
+            return best
+        if spent and point.upper - point.value > SMOOTHING * (best.upper - best.lower):
+            mu /= 4
+        # by strong convexity a gradient this small leaves a tenth of the allowed gap
+        enough = float(np.sqrt(0.2 * problem.alpha * tol * best.upper / params.size))
+        limit = {"maxiter": min(ITERATIONS, max_iter - spent), "maxcor": 60, "ftol": 0.0, "gtol": enough}
+        found = minimize(flat, params.ravel(), (mu,), jac=True, method="L-BFGS-B", options=limit)
+        if found.nit == 0:
+            mu /= 4  # converged at this mu
+        params, spent = found.x.reshape(start.shape), spent + max(int(found.nit), 1)
+
+
+def mixed(points: Sequence[Dual], alpha: float) -> Dual:
+    """The best mixture of dual points, never worse than the best of them.
+
+    D is concave, so for shares s >= 0 that add up to 1, min F >= sum s_j H_j - |sum s_j g_j|^2 / (2 alpha). One point
+    alone has a rough gradient, which 1 / alpha makes count; a mixture evens it out.
+    """
+    entropy = np.array([point.entropy for point in points])
+    slope = np.array([point.slope.ravel() for point in points])
+    gram = slope @ slope.T / alpha
+
+    def drop(share: Floats) -> tuple[float, Floats]:
+        pull = gram @ share
+        return float(share @ pull / 2 - share @ entropy), pull - entropy
+
+    alone = points[int((entropy - np.diag(gram) / 2).argmax())]
+    first = np.array([float(point is alone) for point in points])
+    adds_up = {"type": "eq", "fun": lambda share: share.sum() - 1, "jac": np.ones_like}
+    found = minimize(drop, first, jac=True, method="SLSQP", bounds=[(0, 1)] * len(points), constraints=[adds_up])
+    share = np.maximum(found.x, 0)
+    share /= share.sum()
+    mixture = Dual(float(share @ entropy), (share @ slope).reshape(alone.slope.shape))
+    return mixture if mixture.value(alpha) > alone.value(alpha) else alone
+
+
+def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
+    """The smoothed objective, its gradient and both bounds. params: ``(outputs, d + 1)``, intercept last."""
+    weight, intercept = params[:, :-1], params[:, -1]
+    n, rivals, outputs = problem.contrast.shape
+    terms = duel_terms(problem, weight)
+    leaves = _leaving(terms, problem, mu)
+    stays = (1.0 if problem.keep is None else problem.keep) - leaves
+    rho = (stays * terms).sum(-1) + mu / 2 * (leaves**2).sum(-1)
+    count = np.full((n, rivals), float(problem.top))
+    harms = [_Harm(one, problem.contrast, weight, mu) for one in problem.additions]
+    for one, harm in zip(problem.additions, harms, strict=True):
+        rho[one.rows, one.rival] -= harm.value
+        count[one.rows, one.rival] += one.budget
+    margin = rho + problem.contrast @ intercept
+    theta, value = logistic(margin)
+    upper = logistic(margin - mu / 2 * count)[1].mean()
+
+    to_terms = np.matmul((-theta[..., None] * problem.contrast).transpose(0, 2, 1), stays)
+    gradient = np.empty_like(params)
+    gradient[:, :-1] = (problem.rows.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
+    gradient[:, -1] = np.einsum("nr,nro->o", -theta, problem.contrast)
+    for one, harm in zip(problem.additions, harms, strict=True):
+        gradient[:, :-1] -= harm.pull(theta[one.rows, one.rival])
+    gradient /= n
+
+    rest = 1 - theta.sum(1)
+    entropy = -(xlogy(theta, theta).sum(1) + xlogy(rest, rest)).mean()
+    penalty = problem.alpha / 2 * float((params**2).sum())
+    total = gradient + problem.alpha * params
+    return Point(float(value.mean()) + penalty, total, float(upper) + penalty, Dual(float(entropy), gradient))
+
+
+def duel_terms(problem: Problem, weight: Floats) -> Floats:
+    """The terms of each row against each rival: ``(n, rivals, width)``. weight: ``(outputs, d)``."""
+    per_output = (problem.rows.matrix @ weight.T).reshape(*problem.rows.unit.shape, -1)
+    out: Floats = np.matmul(problem.contrast, per_output.transpose(0, 2, 1))
+    return out
+
+
+def logistic(margin: Floats) -> tuple[Floats, Floats]:
+    """Minus the slopes of log(1 + sum_r exp(-margin_r)), ``(n, rivals)``, and its values ``(n,)``."""
+    logits = np.concatenate([np.zeros((len(margin), 1)), -margin], 1)
+    value = logsumexp(logits, axis=1)
+    return np.exp(-margin - value[:, None]), value
+
+
+def _leaving(terms: Floats, problem: Problem, mu: float) -> Floats:
+    """p of the smoothed top, with sum p over the frozen terms at most ``top_frozen``; the shape of terms."""
+    p = capped(terms, problem.top, mu)
+    if problem.frozen is None:
+        return p
+    frozen = np.broadcast_to(problem.frozen[:, None], terms.shape)
+    over = (p * frozen).sum(-1) > problem.top_frozen
+    if over.any():
+        # the bound binds, so the two kinds of terms are chosen apart
+        some, theirs = terms[over], frozen[over]
+        of_frozen = capped(np.where(theirs, some, -np.inf), problem.top_frozen, mu)
+        p[over] = of_frozen + capped(np.where(theirs, -np.inf, some), problem.top - problem.top_frozen, mu)
+    return p
+
+
+def capped(v: Floats, count: int, mu: float) -> Floats:
+    """argmax of <p, v> - mu/2 |p|^2 over 0 <= p <= 1, sum p = count, over the last axis: clip((v - t) / mu, 0, 1).
+
+    v: at least ``count`` of them finite on the last axis, the others -inf.
+    """
+    shape = v.shape
+    if count == 0:
+        return np.zeros(shape)
+    if count == shape[-1]:
+        return np.ones(shape)
+    v = v.reshape(-1, shape[-1])
+    place = shape[-1] - count
+    ends = np.partition(v, [place - 1, place], 1)
+    low, high = ends[:, place] - mu, ends[:, place - 1]
+    # sum p is at least count at low and at most count at high; where they cross, low serves exactly
+
+    def total(t: Floats, rows: Ints) -> tuple[Floats, Ints]:
+        share = (v[rows] - t[:, None]) / mu
+        return np.clip(share, 0, 1).sum(1), ((share > 0) & (share < 1)).sum(1)
+
+    t = bracketed(total, mu, np.full(len(v), float(count)), low, high)
+    return np.clip((v - t[:, None]) / mu, 0, 1).reshape(shape)
+
+
+def bracketed(
+    total: Callable[[Floats, Ints], tuple[Floats, Ints]], mu: float, count: Floats, low: Floats, high: Floats
+) -> Floats:
+    """t with total(t) = count for every row, by Newton's steps inside a bracket; low where low >= high.
+
+    total: takes t of some rows and their indices; falls in t, with slope -(its second result) / mu.
+    count, low, high: ``(n,)``, total >= count at low, <= at high.
+    """
+    low, high = low.copy(), high.copy()
+    rows = np.flatnonzero(low < high)
+    t = low.copy()
+    t[rows] = (low[rows] + high[rows]) / 2
+    while len(rows):
+        at = t[rows]
+        sums, inside = total(at, rows)
+        excess = sums - count[rows]
+        low[rows] = np.where(excess > 0, at, low[rows])
+        high[rows] = np.where(excess > 0, high[rows], at)
+        newton = at + mu * excess / np.maximum(inside, 1)
+        middle = (low[rows] + high[rows]) / 2
+        good = (inside > 0) & (newton > low[rows]) & (newton < high[rows])
+        moves = (np.abs(excess) > 1e-8) & (middle > low[rows]) & (middle < high[rows])
+        t[rows] = np.where(moves, np.where(good, newton, middle), at)
+        rows = rows[moves]
+    return t
+
+
+class _Harm:
+    """The smoothed most that additions take from the sums of some rows: max <p, a> - mu/2 |p|^2, sum p <= budget.
+
+    a = -w where a feature is mutable. p_ij = clip((a_j - t_i) / mu, 0, 1) for every feature that is not barred, with
+    one t_i >= 0 a row: sums over all features come from prefix sums of the sorted a, the barred ones are taken away.
+
+    value: ``(r,)``.
+    """
+
+    def __init__(self, additions: Additions, contrast: Floats, weight: Floats, mu: float) -> None:
+        self.contrast = contrast[additions.rows[0], additions.rival]
+        self.mu, self.barred = mu, additions.barred
+        self.a = np.where(additions.mutable, -(self.contrast @ weight), 0.0)
+        barred = np.append(self.a, 0.0)[additions.barred]  # at a = 0 and below nothing is added
+        order = np.argsort(-self.a, kind="stable")
+        a = self.a[order]
+        sums = np.concatenate([np.zeros((2, 1)), [a.cumsum(), (a**2).cumsum()]], 1)
+
+        def total(t: Floats, rows: Ints) -> tuple[Floats, Ints]:
+            whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
+            share = (barred[rows] - t[:, None]) / mu
+            summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu - np.clip(share, 0, 1).sum(1)
+            return summed, some - whole - ((share > 0) & (share < 1)).sum(1)
+
+        rank = np.empty(len(a) + 1, np.int64)
+        rank[order], rank[-1] = np.arange(len(a)), len(a)
+        of_barred = rank[additions.barred]
+
+        def largest(number: Ints) -> Floats:
+            """The a of this number, counted from 1 downwards, that is not barred; 0 where there is none."""
+            place, before = number - 1, number - 2
+            while (place != before).any():
+                place, before = number - 1 + (of_barred <= place[:, None]).sum(1), place
+            return np.append(a, 0.0)[np.minimum(place, len(a))]
+
+        budget = additions.budget
+        # none is taken at the largest a and above
+        low = np.maximum(np.where(budget > 0, largest(np.maximum(budget, 1)) - mu, a[0]), 0)
+        high = np.maximum(largest(budget + 1), 0)
+        high = np.where(total(low, np.arange(len(low)))[0] > budget, high, low)
+        self.t = bracketed(total, mu, budget.astype(np.float64), low, high)
+        whole, some = np.searchsorted(-a, -self.t - mu), np.searchsorted(-a, -self.t)
+        partly = (sums[1, some] - sums[1, whole] - (some - whole) * self.t**2) / (2 * mu)
+        self.p_barred = np.clip((barred - self.t[:, None]) / mu, 0, 1)
+        not_there = (self.p_barred * barred - mu / 2 * self.p_barred**2).sum(1)
+        self.value: Floats = sums[0, whole] - whole * mu / 2 + partly - not_there
+
+    def pull(self, theta: Floats) -> Floats:
+        """Sum of theta_i p_i, laid on the weights: ``(outputs, d)``. theta: ``(r,)``."""
+        order = np.argsort(self.t)
+        t = self.t[order]
+        sums = np.concatenate([np.zeros((2, 1)), [theta[order].cumsum(), (theta[order] * t).cumsum()]], 1)
+        whole, some = np.searchsorted(t, self.a - self.mu), np.searchsorted(t, self.a)
+        on = sums[0, whole] + ((sums[0, some] - sums[0, whole]) * self.a - (sums[1, some] - sums[1, whole])) / self.mu
+        barred = np.bincount(self.barred.ravel() + 1, (theta[:, None] * self.p_barred).ravel(), len(on) + 1)[1:]
+        return np.outer(self.contrast, on - barred)

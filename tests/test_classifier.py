@@ -1,0 +1,407 @@
+"""The truncated linear classifier: its attacker against enumeration, its certificate, its optimum, bad input."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import sparse
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.estimator_checks import check_estimator
+
+from ell0.theory._classifier import NotAttainableError, TruncatedLinearClassifier, select_k
+from ell0.theory._solver import Dual, capped, evaluate, mixed
+
+Floats = npt.NDArray[np.float64]
+
+
+def classifier(weight: Floats, intercept: Floats, **settings: Any) -> TruncatedLinearClassifier:
+    """A classifier with these weights, (1 or classes, d), as if it had been fitted."""
+    model = TruncatedLinearClassifier(**settings)
+    rows = np.random.default_rng(0).integers(0, 2, (40, weight.shape[1])).astype(float)
+    classes = max(2, len(weight))
+    labels = np.arange(40) % classes
+    rows[:, 0] = labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        easy = TruncatedLinearClassifier(k=0, budget=0, max_iter=5).fit(rows, labels)
+    for name in ("classes_", "n_features_in_"):
+        setattr(model, name, getattr(easy, name))
+    model.threat_ = model._threat()
+    model.budget_ = model.k if model.budget is None else model.budget
+    model.coef_, model.intercept_ = weight, intercept
+    return model
+
+
+def margin(model: TruncatedLinearClassifier, x: Floats, own: int) -> Floats:
+    """The margin of class ``own`` by the definition: sort the terms of each duel and add up the middle. x: (n, d)."""
+    classes = len(model.classes_)
+    weight = np.concatenate([-model.coef_, model.coef_]) / 2 if classes == 2 else model.coef_
+    shift = np.concatenate([-model.intercept_, model.intercept_]) / 2 if classes == 2 else model.intercept_
+    unit = np.unique(np.arange(x.shape[1]) if model.groups is None else np.asarray(model.groups), return_inverse=True)[
+        1
+    ]
+    duels = []
+    for other in set(range(classes)) - {own}:
+        products = x * (weight[own] - weight[other])
+        terms = np.stack([products[:, unit == g].sum(1) for g in range(unit.max() + 1)], 1)
+        kept = np.sort(terms, 1)[:, model.k : terms.shape[1] - model.k]
+        duels.append(kept.sum(1) + shift[own] - shift[other])
+    lowest: Floats = np.min(duels, 0)
+    return lowest
+
+
+def neighbours(model: TruncatedLinearClassifier, x: Floats, budget: int) -> Floats:
+    """Every set of at most ``budget`` units of x (d,) changed: to every mixture of extremes, or 0 to 1 alone."""
+    d = len(x)
+    groups = np.arange(d) if model.groups is None else np.asarray(model.groups)
+    mutable = np.ones(d, bool) if model.mutable is None else np.asarray(model.mutable)
+    out = [x]
+    for count in range(1, budget + 1):
+        for units in itertools.combinations(np.unique(groups), count):
+            features = np.flatnonzero(np.isin(groups, units) & mutable)
+            values = [(1.0,)] * len(features) if model.features == "add" else [(-1e6, 1e6)] * len(features)
+            for change in itertools.product(*values):
+                moved = x.copy()
+                moved[features] = change
+                out.append(moved)
+    return np.array(out)
+
+
+CASES = [
+    pytest.param(classes, settings, id=f"{classes} classes, {name}")
+    for classes in (2, 3)
+    for name, settings in {
+        "any value": {"k": 2},
+        "k above budget": {"k": 3},
+        "frozen": {"k": 2, "mutable": np.arange(7) % 3 > 0},
+        "nearly all frozen": {"k": 3, "mutable": np.arange(7) == 2},
+        "groups": {"k": 1, "groups": ["a", "b", "a", "c", "d", "c", "e"]},
+        "add-only": {"k": 1, "features": "add"},
+        "add-only, frozen": {"k": 2, "features": "add", "mutable": np.arange(7) % 3 > 0},
+        "add-only, no truncation": {"k": 0, "features": "add"},
+    }.items()
+]
+
+
+@pytest.mark.parametrize("zero_weights", [False, True])
+@pytest.mark.parametrize(("classes", "settings"), CASES)
+def test_attack_margin_and_radius_equal_enumeration(classes: int, settings: dict[str, Any], zero_weights: bool) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(2):
+        weight = rng.normal(size=(classes if classes > 2 else 1, 7)) + 0.5
+        if zero_weights:
+            weight[:, rng.random(7) < 0.4] = 0.0
+        model = classifier(weight, rng.normal(size=len(weight)) * 0.3, **settings)
+        x = rng.normal(size=(4, 7)) * (rng.random((4, 7)) < 0.7)
+        if model.features == "add":
+            x = (x != 0).astype(float)
+        label = rng.integers(0, classes, 4)
+        most = model.k if model.features == "any" else 3
+        answer = model.predict(x)
+        radius = np.full(4, -1)
+        for budget in range(most + 1):
+            around = [neighbours(model, row, budget) for row in x]
+            lowest = np.array([margin(model, near, own).min() for near, own in zip(around, label, strict=True)])
+            np.testing.assert_allclose(model.worst_case_margin(x, label, budget), lowest, rtol=1e-9, atol=1e-9)
+            x_adv = model.worst_case_attack(x, label, budget)
+            reached = [margin(model, a[None], c)[0] for a, c in zip(x_adv, label, strict=True)]
+            np.testing.assert_allclose(reached, lowest, rtol=1e-9, atol=1e-9)
+            groups = np.arange(7) if model.groups is None else np.unique(model.groups, return_inverse=True)[1]
+            changed = [len(set(groups[a != b])) for a, b in zip(x, x_adv, strict=True)]
+            assert max(changed) <= budget
+            if model.mutable is not None:
+                assert (x_adv == x)[:, ~np.asarray(model.mutable)].all()
+            if model.features == "add":
+                assert ((x_adv == x) | ((x == 0) & (x_adv == 1))).all()
+            same = np.array([(model.predict(near) == a).all() for near, a in zip(around, answer, strict=True)])
+            radius = np.where(same & (radius == budget - 1), budget, radius)
+        certified = np.minimum(model.certified_radius(x), most)
+        assert (certified <= radius).all()
+        if classes == 2 and not zero_weights:
+            assert (certified == radius).all()
+
+
+@pytest.mark.parametrize("settings", [{"k": 2}, {"k": 3, "budget": 1}, {"k": 2, "features": "add"}])
+def test_csr_rows_equal_dense_rows(settings: dict[str, Any]) -> None:
+    # short and full rows side by side, more zeros than slots, and explicit zeros
+    rng = np.random.default_rng(1)
+    x = (rng.random((60, 40)) < np.linspace(0.02, 1.0, 60)[:, None]).astype(float)
+    label = rng.integers(0, 3, 60)
+    model = classifier(rng.normal(size=(3, 40)), rng.normal(size=3), **settings)
+    rows = sparse.csr_matrix(x)
+    rows.data[::7] = 0.0
+    x = rows.toarray()
+    expected = np.array([margin(model, x, c) for c in range(3)]).T
+    np.testing.assert_allclose(model.decision_function(rows), expected, atol=1e-12)
+    np.testing.assert_array_equal(model.certified_radius(rows), model.certified_radius(x))
+    x_adv = model.worst_case_attack(rows, label)
+    assert sparse.issparse(x_adv)
+    np.testing.assert_allclose(x_adv.toarray(), model.worst_case_attack(x, label))
+    assert (rows.toarray() == x).all()
+
+
+def test_radius_when_nothing_can_change() -> None:
+    model = classifier(np.ones((1, 7)), np.zeros(1), k=2, mutable=np.zeros(7, bool))
+    assert model.certified_radius(np.ones((1, 7))).tolist() == [7]
+    # two movable units are always truncated
+    model = classifier(np.ones((1, 7)), np.zeros(1), k=2, mutable=np.arange(7) < 2)
+    assert model.certified_radius(np.ones((1, 7))).tolist() == [7]
+    # a sum that is zero decides nothing
+    assert model.certified_radius(np.zeros((1, 7))).tolist() == [0]
+
+
+def table(n: int, d: int, seed: int, classes: int = 2) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Rows in {0, 1}; each class has its own features, seen in half of its rows and a twentieth of the others."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    own = np.arange(d) % classes == y[:, None]
+    return (rng.random((n, d)) < np.where(own, 0.5, 0.05)).astype(float), y
+
+
+def objective(model: TruncatedLinearClassifier, x: Floats, y: npt.NDArray[np.int64]) -> float:
+    """F of the class's docstring at the weights of the model, from the exact worst case of every duel."""
+    duels = model._duels(sparse.csr_matrix(x), y, model.budget_)
+    penalty = (model.coef_**2).sum() + (model.intercept_**2).sum()
+    return float(np.log1p(np.exp(-duels).sum(1)).mean() + model.alpha / 2 * penalty)
+
+
+CONVEX: dict[str, dict[str, Any]] = {
+    "any value": {"k": 2},
+    "frozen": {"k": 2, "mutable": np.arange(30) % 3 == 0},
+    "groups": {"k": 2, "groups": np.arange(30) // 2},
+    "add-only": {"k": 0, "budget": 3, "features": "add"},
+    "plain": {"k": 0},
+}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("kind", CONVEX)
+def test_convex_problem_is_solved_to_the_gap(kind: str, classes: int) -> None:
+    x, y = table(150, 30, seed=3, classes=classes)
+    model = TruncatedLinearClassifier(alpha=1e-2, **CONVEX[kind]).fit(x, y)
+    assert 0 <= model.gap_ <= 1e-3
+    at = objective(model, x, y)
+    least = model.objective_ * (1 - model.gap_)
+    assert least <= at <= model.objective_ + 1e-12
+    # no point is below the lower bound, and the optimum is a minimum on every line through it
+    rng = np.random.default_rng(0)
+    best = model.coef_
+    for size in (1e-3, 1e-2, 0.1, 1.0):
+        for _ in range(10):
+            model.coef_ = best + size * rng.normal(size=best.shape) / np.sqrt(best.size)
+            assert objective(model, x, y) >= least
+    for scale in (0.9, 0.97, 1.03, 1.1):
+        model.coef_ = best * scale
+        assert objective(model, x, y) >= least
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("kind", CONVEX)
+def test_smoothed_objective(kind: str, classes: int) -> None:
+    """Gradient by differences; the exact objective between the smoothed one and its upper bound, which close in."""
+    x, y = table(40, 30, seed=4, classes=classes)
+    rng = np.random.default_rng(1)
+    weight = rng.normal(size=(1 if classes == 2 else classes, 30)) / 3
+    model = classifier(weight, rng.normal(size=len(weight)), alpha=1e-2, **CONVEX[kind])
+    problem = model._problem(sparse.csr_matrix(x), y)
+    params = np.column_stack([model.coef_, model.intercept_])
+    exact = objective(model, x, y)
+    for mu in (0.3, 1e-3, 1e-6):
+        point = evaluate(problem, params, mu)
+        assert point.dual.value(model.alpha) <= point.value <= exact + 1e-12
+        assert exact <= point.upper + 1e-9
+        assert point.upper - point.value <= mu * 6
+    point = evaluate(problem, params, 0.3)
+    for _ in range(10):
+        step = rng.normal(size=params.shape) * 1e-6
+        rise = evaluate(problem, params + step, 0.3).value - evaluate(problem, params - step, 0.3).value
+        assert rise / 2 == pytest.approx(float((point.gradient * step).sum()), rel=1e-4, abs=1e-12)
+
+
+def test_mixture_of_dual_points_is_a_better_one() -> None:
+    # two gradients that cancel: F >= 0.5 - 0 is known from neither alone
+    points = [Dual(0.6, np.array([[0.1, 0.0]])), Dual(0.4, np.array([[-0.1, 0.0]])), Dual(0.0, np.zeros((1, 2)))]
+    mixture = mixed(points, alpha=1e-3)
+    assert max(point.value(1e-3) for point in points) == 0.0
+    shares = np.linspace(0, 1, 1001)
+    grid = 0.6 * shares + 0.4 * (1 - shares) - (0.2 * shares - 0.1) ** 2 / 2e-3
+    assert mixture.value(1e-3) == pytest.approx(grid.max(), abs=1e-4)
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.1, 1e-4])
+def test_capped_is_the_projection(mu: float) -> None:
+    rng = np.random.default_rng(2)
+    v = rng.normal(size=(200, 9)) * (rng.random((200, 9)) < 0.5)
+    v[:50, :5] = -np.inf
+    p = capped(v, 4, mu)
+    np.testing.assert_allclose(p.sum(1), 4, atol=1e-9)
+    assert ((p >= 0) & (p <= 1)).all()
+    assert (p[:50, :5] == 0).all()
+    # optimal: moving a little from a term with room below to one with room above never gains
+    slope = np.where(np.isfinite(v), v, -1e9) - mu * p
+    gain = np.where(p < 1 - 1e-9, slope, -np.inf).max(1) - np.where(p > 1e-9, slope, np.inf).min(1)
+    assert (gain <= 1e-7).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"k": 4, "budget": 1}, {"k": 2, "budget": 2, "features": "add"}, {"k": 1, "budget": 3, "features": "add"}],
+)
+def test_linearised_problem_is_above_the_true_one_and_equal_where_it_is_made(settings: dict[str, Any]) -> None:
+    x, y = table(60, 30, seed=5, classes=3)
+    rng = np.random.default_rng(2)
+    model = classifier(rng.normal(size=(3, 30)), rng.normal(size=3), alpha=1e-2, **settings)
+    rows = sparse.csr_matrix(x)
+    problem = model._linearised(model._problem(rows, y), rows, y)
+
+    def values() -> tuple[float, float]:
+        point = evaluate(problem, np.column_stack([model.coef_, model.intercept_]), 1e-7)
+        return point.upper, objective(model, x, y)
+
+    bound, exact = values()
+    assert bound == pytest.approx(exact, rel=1e-5)
+    for _ in range(20):
+        model.coef_ = model.coef_ + rng.normal(size=(3, 30)) / 5
+        bound, exact = values()
+        assert bound >= exact - 1e-9
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"k": 3}, {"k": 6, "budget": 3}, {"k": 0, "budget": 3, "features": "add"}],
+    ids=["k = budget", "k", "add"],
+)
+def test_training_beats_plain_weights_in_the_worst_case(settings: dict[str, Any]) -> None:
+    def uneven(seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+        # two telling features that a plain classifier leans on, and forty weak ones
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 2, 500)
+        own = np.arange(42) % 2 == y[:, None]
+        often = np.where(np.arange(42) < 2, 0.95, 0.45)
+        return (rng.random((500, 42)) < np.where(own, often, 0.05)).astype(float), y
+
+    x, y = uneven(6)
+    x_test, y_test = uneven(7)
+    plain = TruncatedLinearClassifier(k=0, alpha=1e-3).fit(x, y)
+    model = TruncatedLinearClassifier(alpha=1e-3, random_state=0, **settings).fit(x, y)
+    assert np.isnan(model.gap_) == (settings["k"] == 6)
+    rival = classifier(plain.coef_, plain.intercept_, **settings)
+    robust, without = ((m.worst_case_margin(x_test, y_test) > 0).mean() for m in (model, rival))
+    # Weights that lose to fewer changes than k are found only to a local optimum, from the plain ones.
+    assert robust >= without if settings["k"] == 6 else robust > without
+    assert model.score(model.worst_case_attack(x_test, y_test), y_test) == pytest.approx(robust)
+
+
+def test_fit_is_repeatable_and_the_same_for_csr() -> None:
+    x, y = table(100, 40, seed=8)
+    cases: tuple[dict[str, Any], ...] = ({"k": 2}, {"k": 4, "budget": 2, "random_state": 3})
+    for settings in cases:
+        first = TruncatedLinearClassifier(**settings).fit(x, y)
+        for again in (x, sparse.csr_matrix(x)):
+            np.testing.assert_array_equal(first.coef_, TruncatedLinearClassifier(**settings).fit(again, y).coef_)
+
+
+def test_digits_ten_classes() -> None:
+    x, y = load_digits(return_X_y=True)
+    model = TruncatedLinearClassifier(k=2, alpha=1e-2, tol=1e-2).fit(x[:600] / 16, y[:600])
+    assert model.gap_ <= 1e-2
+    radius = model.certified_radius(x[600:900] / 16)
+    x_adv = model.worst_case_attack(x[600:900] / 16, model.predict(x[600:900] / 16))
+    assert model.score(x[600:900] / 16, y[600:900]) > 0.6
+    assert (model.predict(x_adv) == model.predict(x[600:900] / 16))[radius >= 2].all()
+    assert (radius >= 2).any()
+    assert not hasattr(model, "predict_proba")
+
+
+def test_select_k_takes_a_larger_k_where_that_is_better() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    x = (2 * y[:, None] - 1) * 0.4 + rng.normal(size=(400, 40))
+    assert select_k(x, y, 2, candidates=[2, 8], estimator=TruncatedLinearClassifier(alpha=1e-2, random_state=0)) > 2
+    assert select_k(x, y, 2, candidates=[3], estimator=TruncatedLinearClassifier(alpha=1e-2)) == 3
+
+
+def test_scikit_learn_contract() -> None:
+    # its rows have as few as two features, so no k but 0 fits them
+    check_estimator(TruncatedLinearClassifier(k=0), on_skip=None)
+
+
+def test_ten_thousand_sparse_rows_in_a_minute() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 10_000)
+    # 22 features of 2,877 a row, nine in ten from the half that its class prefers
+    other = rng.random((10_000, 22)) < 0.1
+    first = np.where(other ^ (y[:, None] == 1), 0, 1438)
+    columns = first + (rng.integers(0, 1438, (10_000, 1)) + 65 * np.arange(22)) % 1438
+    x = sparse.csr_matrix((np.ones(220_000), columns.ravel(), np.arange(0, 220_001, 22)), shape=(10_000, 2877))
+    started = time.perf_counter()
+    model = TruncatedLinearClassifier(k=5).fit(x, y)
+    assert time.perf_counter() - started < 60
+    assert model.gap_ <= 1e-3
+
+
+def test_budget_that_is_not_attainable() -> None:
+    x, y = table(200, 12, seed=9)
+    model = TruncatedLinearClassifier(k=5)
+    with pytest.raises(NotAttainableError, match="budget=5 is not attainable with k=5"):
+        model.fit(x, y)
+    assert not hasattr(model, "coef_")
+    with pytest.raises(NotAttainableError, match=r"any k of \[5\]"):
+        select_k(x, y, 5)
+
+
+def test_too_few_iterations_are_said() -> None:
+    x, y = table(200, 30, seed=10)
+    with pytest.warns(ConvergenceWarning, match="max_iter=3"):
+        model = TruncatedLinearClassifier(k=1, max_iter=3).fit(x, y)
+    assert model.gap_ > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 2, "budget": 3}, "budget must be at most k.*got budget=3 with k=2"),
+        ({"k": 5}, r"2\*k < the number of units, got k=5 with n_features = 10"),
+        ({"k": 2, "groups": np.arange(10) // 3}, "got k=2 with 4 groups"),
+        ({"k": 2, "budget": 1.5}, "budget must be an integer >= 0, got 1.5"),
+        ({"k": True}, "k must be an integer >= 0, got True"),
+        ({"k": -1}, "k must be an integer >= 0, got -1"),
+        ({"k": 1, "alpha": 0.0}, "alpha must be a finite number > 0, got 0.0"),
+        ({"k": 1, "tol": float("nan")}, "tol must be a finite number > 0, got nan"),
+        ({"k": 1, "max_iter": 0}, "max_iter must be an integer >= 1, got 0"),
+        ({"k": 1, "features": "remove"}, 'features must be "any" or "add", got \'remove\''),
+        ({"k": 1, "features": "add", "groups": np.arange(10)}, "groups must be None"),
+        ({"k": 1, "mutable": np.ones(9, bool)}, r"mutable must be bool of shape \(10,\), got bool of shape \(9,\)"),
+        ({"k": 1, "mutable": np.ones(10)}, "mutable must be bool .* got float64"),
+        ({"k": 1, "groups": [1, 2]}, r"groups must have shape \(10,\), got \(2,\)"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    x, y = table(30, 10, seed=11)
+    with pytest.raises(ValueError, match=message):
+        TruncatedLinearClassifier(**settings).fit(x, y)
+
+
+def test_bad_rows_and_labels() -> None:
+    x, y = table(200, 30, seed=12)
+    with pytest.raises(ValueError, match="one class"):
+        TruncatedLinearClassifier(k=1).fit(x, np.zeros(200))
+    holes = x.copy()
+    holes[3, 4] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        TruncatedLinearClassifier(k=1).fit(holes, y)
+    with pytest.raises(ValueError, match=r"X must be in \{0, 1\}.*got 0.5"):
+        TruncatedLinearClassifier(k=1, features="add").fit(x / 2, y)
+    model = TruncatedLinearClassifier(k=1).fit(x, y)
+    with pytest.raises(ValueError, match="budget must be at most k"):
+        model.worst_case_attack(x, y, 2)
+    with pytest.raises(ValueError, match=r"y must be \(200,\) of the classes \[0, 1\]"):
+        model.worst_case_margin(x, y + 1)
+    assert (model.worst_case_margin(x, y, 2) == -np.inf).all()
