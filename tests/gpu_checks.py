@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from inspect import signature
 from unittest import mock
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import ops
+from ell0 import ATTACKS, L0Ball, models, ops
 from ell0.nn import TruncatedLinear
 from ell0.ops import gpu, reference
 
@@ -276,6 +277,22 @@ def check_autocast() -> None:
         assert layer(x).dtype == torch.float32
 
 
+def check_attacks() -> None:
+    """Everything stays on the device of the input, and claims hold there."""
+    torch.manual_seed(0)
+    net = models.mlp(2, in_features=36, hidden=(16,), classes=3).to(DEVICE)
+    x = (torch.rand(40, 1, 6, 6, generator=Generator().manual_seed(0)) * 2 - 1).to(DEVICE)
+    y = net(x).argmax(1)
+    ball = L0Ball(4, low=-3.0, high=3.0)
+    for name, attack in ATTACKS.items():
+        cheap = {"queries": 60, "steps": 20}
+        result = attack(net, x, y, ball, **{key: cheap[key] for key in signature(attack).parameters if key in cheap})
+        assert {value.device.type for value in vars(result).values()} == {DEVICE}, name
+        assert result.success.any(), name
+        assert ball.contains(x, result.x_adv).all(), name
+        assert torch.equal(net(result.x_adv).argmax(1) != y, result.success), name
+
+
 ANYWHERE: dict[str, Callable[[], None]] = {
     **{make.__name__: lambda make=make: check_kind(make) for make in KINDS},  # type: ignore[misc]
     "pairs": check_pairs,
@@ -289,6 +306,7 @@ GPU_ONLY: dict[str, Callable[[], None]] = {
     "graphs": check_cuda_graphs,
     "compile": check_compile,
     "autocast": check_autocast,
+    "attacks": check_attacks,
 }
 
 

@@ -32,7 +32,6 @@ BLOCK = 2048  # samples whose panel stays in the second-level cache
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
-CANDIDATES = 32  # as in `triton_kernels`
 
 _MOST = (1 << 31) - 1
 
@@ -284,7 +283,7 @@ def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> No
     programs = sms * _programs(SELECTORS, x.device)
     parts, units = _units(n, sms)
     pairs = counts if len(counts) == 2 else (*counts, (0, 0))
-    scratch = x.new_empty(programs * 2 * CANDIDATES * LANES)
+    scratch = x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
     _launch(
         "select", (programs,),
         (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
