@@ -387,6 +387,18 @@ def test_training_is_timed(small: Path) -> None:
     assert len(results.rows) == 1 + 3 + 2
 
 
+def test_the_estimate_of_the_topk_baseline_counts_every_step_and_query() -> None:
+    model = models.mlp(k=2, in_features=16, hidden=[8])
+    x, y = torch.randn(40, 16), torch.arange(40) % 10
+    learner = _train.Topk(model[1])
+    assert torch.allclose(learner(x), model[1](x), atol=1e-5)
+    results = Results.here("bench", "ell0 bench", seeds=[0], device="cpu")
+    _train.estimate_topk(results, model, x, y, 10)
+    row = results.find(what="training", mode="topk", estimated=True)
+    assert row["attack_seconds"] == pytest.approx(9 * 300 * 4 * row["forward"])
+    assert row["value"] == pytest.approx(250 * 4 * row["step"] + row["attack_seconds"])
+
+
 def test_losses_that_differ_are_not_timed(small: Path) -> None:
     x, y = data.load("digits", "train")
     batches = [(torch.nn.functional.pad(x[:20].flatten(1), (0, 720)), y[:20])]
