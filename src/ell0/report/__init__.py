@@ -9,7 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..results import write_whole
 from ._charts import legend_mark
-from ._read import read
+from ._read import Run, read
+from ._theory import malware_view, theory_view
 from ._view import View, view
 from ._words import INFERRED, Cell, duration
 
@@ -48,7 +49,14 @@ def verdict(sources: Sequence[Path | str]) -> str:
 def _views(sources: Sequence[Path | str]) -> list[View]:
     if isinstance(sources, str | Path) or not sources:
         raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
-    return [view(read(Path(source))) for source in sources]
+    return [_view_of(read(Path(source))) for source in sources]
+
+
+def _view_of(run: Run) -> View:
+    measured = {row.get("what") for row in run.results.rows}
+    if "robust_error" in measured:
+        return theory_view(run.results)
+    return malware_view(run.results) if "evasion" in measured else view(run)
 
 
 def write(sources: Sequence[Path | str], out: Path | str) -> Path:

@@ -67,6 +67,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A section of a page that is not about trained networks: words, then charts, then a table."""
+
+    heading: str
+    words: str
+    charts: tuple[Chart, ...] = ()
+    table: Table | None = None
+    caption: str = ""
+
+
+@dataclass(frozen=True)
 class View:
     """state: what is to be known before the verdict, of a run that has not come to its end.
 
@@ -91,6 +102,7 @@ class View:
     times: Table | None
     quoted: Table | None
     others: Table | None
+    parts: tuple[Part, ...] = ()
 
     @property
     def flagged(self) -> str:

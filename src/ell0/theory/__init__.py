@@ -17,11 +17,29 @@ from ._bounds import (
     upper_bound,
 )
 from ._classifier import NotAttainableError, TruncatedLinearClassifier, select_k
+from ._figures import CHOSEN, CLIPPED, EQUAL, figures
+from ._malware import HARDENED, OURS, PLAIN, Detector, Table, malware, read_table
 from ._mixture import Decay, Erasure, Mixture, Prefix, erase, erase_probability, erased_log_density
-from ._robust import Estimate, RobustErrors, best_k, clip_grid, clipped_errors, k_grid, truncated_errors
+from ._robust import (
+    Estimate,
+    RobustErrors,
+    best_k,
+    clip_grid,
+    clipped_errors,
+    k_grid,
+    truncated_and_clipped_errors,
+    truncated_errors,
+)
 
 __all__ = [
+    "CHOSEN",
+    "CLIPPED",
+    "EQUAL",
+    "HARDENED",
+    "OURS",
+    "PLAIN",
     "Decay",
+    "Detector",
     "Erasure",
     "Estimate",
     "Mixture",
@@ -29,6 +47,7 @@ __all__ = [
     "PowerLaw",
     "Prefix",
     "RobustErrors",
+    "Table",
     "TruncatedLinearClassifier",
     "alpha_opt_bound",
     "alpha_trunc_bound",
@@ -42,13 +61,17 @@ __all__ = [
     "erase",
     "erase_probability",
     "erased_log_density",
+    "figures",
     "finite_lower_bound",
     "k_grid",
     "log_k_opt_bound",
     "log_k_trunc_bound",
+    "malware",
     "q_of_eps",
+    "read_table",
     "select_k",
     "theorem_range",
+    "truncated_and_clipped_errors",
     "truncated_errors",
     "upper_bound",
 ]

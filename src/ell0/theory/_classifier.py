@@ -59,6 +59,8 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         alpha: weight of the penalty.
         features: ``"any"``, a changed feature takes any value; ``"add"``, X is in {0, 1} and only 0 becomes 1.
             With ``"add"`` the loss is convex for k = 0.
+        attacked: labels of the classes whose rows the attacker changes, such as malware; None: all. Only with
+            ``"add"``: the margin of a row that stays as it is would not be concave in the weights of the others.
         mutable: bool ``(d,)``, False where a feature is frozen; None: all may change.
         groups: ``(d,)`` labels; features with one label are one unit, truncated and changed together; None: each its
             own. Not with ``"add"``: the closed form needs every term that can change to be zero.
@@ -79,6 +81,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         budget: int | None = None,
         alpha: float = 1e-4,
         features: Literal["any", "add"] = "any",
+        attacked: npt.ArrayLike | None = None,
         mutable: npt.ArrayLike | None = None,
         groups: npt.ArrayLike | None = None,
         max_iter: int = 3000,
@@ -89,6 +92,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         self.budget = budget
         self.alpha = alpha
         self.features = features
+        self.attacked = attacked
         self.mutable = mutable
         self.groups = groups
         self.max_iter = max_iter
@@ -112,6 +116,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         self.classes_, label = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got one class, {self.classes_[0]!r}")
+        self.attacked_ = self._check_attacked()
         self.threat_ = self._threat()
         self.budget_ = self._check_budget(self.k if self.budget is None else self.budget)
         self._check_k()
@@ -161,6 +166,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         """The lowest margin of the true class that ``budget`` changes can reach, exactly: ``(n,)``.
 
         The margin is y f(x), or with more classes the closest duel of the true one; at 0 and below the row is lost.
+        Rows of a class that is not attacked stay as they are.
         budget: None: the one trained for. Any value, more than k movable units: -inf.
         """
         x = self._fitted_rows(X)
@@ -172,7 +178,8 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     def worst_case_attack(self, X: Any, y: Any, budget: int | None = None) -> Any:
         """X with at most ``budget`` units of each row changed so that the margin is `worst_case_margin`.
 
-        Like X dense or CSR. Any value: ``budget <= k``, since beyond it the margin has no minimum.
+        Like X dense or CSR. Any value: ``budget <= k``, since beyond it the margin has no minimum. Rows of a class that
+        is not attacked stay as they are.
         """
         x = self._fitted_rows(X)
         label = self._labels(y, x.shape[0])
@@ -185,14 +192,15 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
                 for part in parts(len(rows), self.threat_.units):
                     some = x[rows[part]]
                     table = slots(some, self.threat_, k=self.k, every=True)
-                    out[rows[part]] = attack(some.toarray(), table, self.threat_, weight, budget)
+                    out[rows[part]] = attack(some.toarray(), table, self.threat_, weight, self._allowed(own, budget))
         return out.tocsr() if sparse.issparse(X) else out
 
     def certified_radius(self, X: Any) -> Ints:
         """The largest m such that no change of at most m units alters the answer for a row: ``(n,)``. No chance in it.
 
         Two classes, no zero margin: exactly that; more: never above it. 0 where the margin is zero, and the number of
-        units where nothing that may change can alter the answer.
+        units where nothing that may change can alter the answer. Whichever class a row has: it is the answer that must
+        not alter.
         """
         x = self._fitted_rows(X)
         label = self._answers(self.decision_function(X))
@@ -216,6 +224,22 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
             raise ValueError(f'features must be "any" or "add", got {self.features!r}')
         if self.features == "add" and self.groups is not None:
             raise ValueError('groups must be None with features="add"')
+        if self.attacked is not None and self.features != "add":
+            raise ValueError(f'attacked must be None unless features="add", got {self.attacked!r}')
+
+    def _check_attacked(self) -> Bools:
+        """True at the classes that are attacked: ``(classes,)``."""
+        if self.attacked is None:
+            return np.ones(len(self.classes_), bool)
+        attacked = np.unique(np.asarray(self.attacked))
+        if not attacked.size or not np.isin(attacked, self.classes_).all():
+            raise ValueError(f"attacked must be labels among {self.classes_.tolist()}, got {self.attacked!r}")
+        chosen: Bools = np.isin(self.classes_, attacked)
+        return chosen
+
+    def _allowed(self, own: int, budget: int) -> int:
+        """Changes that the attacker may make to rows of a class."""
+        return budget if self.attacked_[own] else 0
 
     def _check_k(self) -> None:
         if 2 * self.k >= self.threat_.units:
@@ -289,7 +313,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         for own in range(len(self.classes_)):
             of_own = np.flatnonzero(label == own)
             for part, table in self._tables(x[of_own]):
-                budgets = np.full(len(table.unit), budget)
+                budgets = np.full(len(table.unit), self._allowed(own, budget))
                 for r, (weight, intercept) in enumerate(self._rivals(own)):
                     game = play(table, self.threat_, weight)
                     out[of_own[part], r] = game.value(budgets, self.k) + intercept
@@ -307,28 +331,33 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         rows = slots(x, self.threat_, k=self.k)
         contrast = _contrasts(len(self.classes_))[label]
         if self.threat_.add_only:
-            additions = self._additions(x, label, np.full(contrast.shape[:2], self.budget_), {})
+            additions = self._additions(x, label, self._budgets(label), {})
             return Problem(rows, contrast, self.alpha, self.k, self.k, additions=additions)
         mutable = self.threat_.any_of(self.threat_.mutable)
         frozen = None if mutable.all() else ~rows.within(mutable)
         return Problem(rows, contrast, self.alpha, self.k + self._effective(), self.k, frozen)
 
+    def _budgets(self, label: Ints) -> Ints:
+        """The changes that rows are trained against, for every rival: ``(n, classes - 1)``."""
+        of_row = np.where(self.attacked_[label], self.budget_, 0)
+        return np.tile(of_row[:, None], (1, len(self.classes_) - 1))
+
     def _additions(
         self, x: sparse.csr_matrix, label: Ints, budget: Ints, spared: dict[tuple[int, int], Bools]
     ) -> tuple[Additions, ...]:
-        """What may be added, for every label and rival. budget: ``(n, rivals)``; spared: of some, ``(rows, d)``."""
+        """What may be added, for every attacked label and rival.
+
+        budget: ``(n, rivals)``; spared: of some, ``(rows, d)``.
+        """
         out = []
-        for own in np.unique(label):
+        for own in np.unique(label[self.attacked_[label]]):
             rows = np.flatnonzero(label == own)
             present = x[rows]
             for rival in range(budget.shape[1]):
                 barred = present
                 if (own, rival) in spared:
                     barred = present + sparse.csr_matrix(spared[own, rival].astype(np.float64))
-                lengths = np.diff(barred.indptr)
-                table = np.full((len(rows), max(int(lengths.max(initial=0)), 1)), -1)
-                table[np.arange(table.shape[1]) < lengths[:, None]] = barred.indices
-                out.append(Additions(rows, rival, self.threat_.mutable, budget[rows, rival], table))
+                out.append(Additions(rows, rival, self.threat_.mutable, budget[rows, rival], barred))
         return tuple(out)
 
     def _solve(self, problem: Problem, *, tol: float, start: Floats | None = None) -> Floats:
@@ -398,7 +427,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
             bottom = np.argsort(np.argsort(terms, -1), -1) < self.k - self._effective()
             return replace(problem, keep=~bottom)
         keep = np.ones((*problem.contrast.shape[:2], problem.rows.unit.shape[1]), bool)
-        budget = np.full(problem.contrast.shape[:2], self.budget_)
+        budget = self._budgets(label)
         spared = {}
         for own in np.unique(label):
             of_own = np.flatnonzero(label == own)
@@ -406,7 +435,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
                 here = np.zeros((len(of_own), self.n_features_in_), bool)
                 for part, table in self._tables(x[of_own]):
                     game = play(table, self.threat_, weight)
-                    taken = game.taken(np.full(len(game.terms), self.budget_))
+                    taken = game.taken(np.full(len(game.terms), self._allowed(own, self.budget_)))
                     bottom = np.zeros_like(taken)
                     lowest = np.argpartition(np.where(taken, game.lowest, game.terms), self.k - 1, 1)[:, : self.k]
                     np.put_along_axis(bottom, lowest, True, 1)

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import tee
 from typing import Self
 
 import numpy as np
@@ -105,25 +106,9 @@ def truncated_errors(
         rows: Monte Carlo rows, at least 2.
     """
     whole = floored(budgets).astype(int)
-    each_k = np.array([check_k(mixture.d, k) for k in ks], dtype=int)
-    if not each_k.size or each_k.max() < whole.max(initial=0):
-        raise ValueError(f"ks must reach the largest budget, got ks={list(ks)} with budget {whole.max(initial=0)}")
-    tolerated = np.minimum(whole, each_k[:, None])
-    start, stop = each_k[:, None] - tolerated, mixture.d - each_k[:, None] - tolerated
-    kept = mixture.d - 2 * each_k[:, None]
-    # Sums between neighbouring places, added up, are the sums below each place: a full running sum costs more.
-    places = np.unique(np.concatenate([start.ravel(), stop.ravel(), [0]]))
-    inner = places[places < mixture.d]
-    at_start, at_stop = np.searchsorted(places, start), np.searchsorted(places, stop)
-
-    def shifts(v: Floats, spread: float) -> Floats:
-        del spread  # the margin is linear in the shift: nothing to search
-        below = np.zeros((len(v), len(inner) + 1))
-        np.cumsum(np.add.reduceat(v, inner, axis=1), axis=1, out=below[:, 1:])
-        return np.asarray((below[:, at_start] - below[:, at_stop]) / kept)
-
-    chances = _chances(mixture, weight, rows, rng, shifts)
-    return _table(tuple(each_k.tolist()), whole, chances, lost=whole > each_k[:, None])
+    each_k = _check_ks(mixture.d, whole, ks)
+    shifts = _truncated_shifts(mixture.d, whole, each_k)
+    return _truncated_table(each_k, whole, _chances(mixture, weight, rows, rng, shifts))
 
 
 def clipped_errors(
@@ -146,28 +131,35 @@ def clipped_errors(
         budgets, weight, rows: as for `truncated_errors`, each budget below d / 2.
     """
     whole = floored(budgets).astype(int)
-    if 2 * whole.max(initial=0) >= mixture.d:
-        raise ValueError(f"budgets must stay below d / 2, got {whole.max()} with d={mixture.d}")
-    each_clip = clip_grid(mixture, weight=weight) if clips is None else tuple(float(clip) for clip in clips)
-    if not each_clip or not all(0 < clip < math.inf for clip in each_clip):
-        raise ValueError(f"clips must be positive numbers, got {clips!r}")
-    clip, left = np.array(each_clip)[:, None], mixture.d - whole
+    each_clip = _check_clips(mixture, whole, clips, weight)
+    shifts = _clipped_shifts(mixture.d, whole, each_clip)
+    return _table(each_clip, whole, _chances(mixture, weight, rows, rng, shifts))
 
-    def shift(v: Floats, spread: float) -> Floats:
-        below = np.append(0.0, np.cumsum(v))
 
-        def margin(by: Floats) -> Floats:
-            low = np.minimum(np.searchsorted(v, -clip - by), left)
-            high = np.minimum(np.searchsorted(v, clip - by), left)
-            between = below[high] - below[low] + by * (high - low)
-            return np.asarray(between + clip * (left - high - low - whole))
-
-        return _root(margin, _REACH * spread, (len(each_clip), len(whole)))
+def truncated_and_clipped_errors(
+    mixture: Mixture,
+    budgets: ArrayLike,
+    ks: Sequence[int],
+    clips: Sequence[float] | None = None,
+    *,
+    weight: ArrayLike | None = None,
+    rows: int = 1_000,
+    rng: np.random.Generator,
+) -> tuple[RobustErrors, RobustErrors]:
+    """`truncated_errors` and `clipped_errors` from the same rows: one sort of each serves both."""
+    whole = floored(budgets).astype(int)
+    each_k = _check_ks(mixture.d, whole, ks)
+    each_clip = _check_clips(mixture, whole, clips, weight)
+    both = [_truncated_shifts(mixture.d, whole, each_k), _clipped_shifts(mixture.d, whole, each_clip)]
 
     def shifts(v: Floats, spread: float) -> Floats:
-        return np.stack([shift(row, spread) for row in v])
+        return np.concatenate([one(v, spread) for one in both], 1)
 
-    return _table(each_clip, whole, _chances(mixture, weight, rows, rng, shifts))
+    truncated, clipped = tee(_chances(mixture, weight, rows, rng, shifts))
+    return (
+        _truncated_table(each_k, whole, (chance[: len(each_k)] for chance in truncated)),
+        _table(each_clip, whole, (chance[len(each_k) :] for chance in clipped)),
+    )
 
 
 def k_grid(d: int, budget: int, points: int = 40) -> tuple[int, ...]:
@@ -201,6 +193,64 @@ def best_k(
     ks = k_grid(mixture.d, budget) if ks is None else ks
     k = int(truncated_errors(mixture, budget, ks, weight=weight, rows=rows, rng=rng).best(budget))
     return k, truncated_errors(mixture, budget, [k], weight=weight, rows=rows, rng=rng).at(k, budget)
+
+
+def _check_ks(d: int, budgets: NDArray[np.int_], ks: Sequence[int]) -> NDArray[np.int_]:
+    each_k = np.array([check_k(d, k) for k in ks], dtype=int)
+    if not each_k.size or each_k.max() < budgets.max(initial=0):
+        raise ValueError(f"ks must reach the largest budget, got ks={list(ks)} with budget {budgets.max(initial=0)}")
+    return each_k
+
+
+def _check_clips(
+    mixture: Mixture, budgets: NDArray[np.int_], clips: Sequence[float] | None, weight: ArrayLike | None
+) -> tuple[float, ...]:
+    if 2 * budgets.max(initial=0) >= mixture.d:
+        raise ValueError(f"budgets must stay below d / 2, got {budgets.max()} with d={mixture.d}")
+    each_clip = clip_grid(mixture, weight=weight) if clips is None else tuple(float(clip) for clip in clips)
+    if not each_clip or not all(0 < clip < math.inf for clip in each_clip):
+        raise ValueError(f"clips must be positive numbers, got {clips!r}")
+    return each_clip
+
+
+def _truncated_shifts(d: int, budgets: NDArray[np.int_], ks: NDArray[np.int_]) -> Callable[[Floats, float], Floats]:
+    """`_chances`'s shifts of the truncated classifiers."""
+    tolerated = np.minimum(budgets, ks[:, None])
+    start, stop = ks[:, None] - tolerated, d - ks[:, None] - tolerated
+    kept = d - 2 * ks[:, None]
+    # Sums between neighbouring places, added up, are the sums below each place: a full running sum costs more.
+    places = np.unique(np.concatenate([start.ravel(), stop.ravel(), [0]]))
+    inner = places[places < d]
+    at_start, at_stop = np.searchsorted(places, start), np.searchsorted(places, stop)
+
+    def shifts(v: Floats, spread: float) -> Floats:
+        del spread  # the margin is linear in the shift: nothing to search
+        below = np.zeros((len(v), len(inner) + 1))
+        np.cumsum(np.add.reduceat(v, inner, axis=1), axis=1, out=below[:, 1:])
+        return np.asarray((below[:, at_start] - below[:, at_stop]) / kept)
+
+    return shifts
+
+
+def _clipped_shifts(d: int, budgets: NDArray[np.int_], clips: tuple[float, ...]) -> Callable[[Floats, float], Floats]:
+    """`_chances`'s shifts of the clipped classifiers."""
+    clip, left = np.array(clips)[:, None], d - budgets
+
+    def shift(v: Floats, spread: float) -> Floats:
+        below = np.append(0.0, np.cumsum(v))
+
+        def margin(by: Floats) -> Floats:
+            low = np.minimum(np.searchsorted(v, -clip - by), left)
+            high = np.minimum(np.searchsorted(v, clip - by), left)
+            between = below[high] - below[low] + by * (high - low)
+            return np.asarray(between + clip * (left - high - low - budgets))
+
+        return _root(margin, _REACH * spread, (len(clips), len(budgets)))
+
+    def shifts(v: Floats, spread: float) -> Floats:
+        return np.stack([shift(row, spread) for row in v])
+
+    return shifts
 
 
 def _chances(
@@ -248,6 +298,10 @@ def _root(margin: Callable[[Floats], Floats], reach: float, shape: tuple[int, ..
         wins = margin(middle) <= 0
         low, high = np.where(wins, middle, low), np.where(wins, high, middle)
     return low
+
+
+def _truncated_table(ks: NDArray[np.int_], budgets: NDArray[np.int_], chances: Iterator[Floats]) -> RobustErrors:
+    return _table(tuple(ks.tolist()), budgets, chances, lost=budgets > ks[:, None])
 
 
 def _table(

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
@@ -44,14 +46,19 @@ class Additions:
     """What may be added to rows that share a label, against one rival.
 
     rows: ``(r,)``, of one label.  mutable: ``(d,)``.  budget: ``(r,)``, additions that count.
-    barred: ``(r, some)``, features that cannot be added, being there, or whose addition is truncated; -1 at no feature.
+    barred: ``(r, d)`` CSR, nonzero where a feature cannot be added, being there, or its addition is truncated.
     """
 
     rows: Ints
     rival: int
     mutable: Bools
     budget: Ints
-    barred: Ints
+    barred: sparse.csr_matrix
+
+    @cached_property
+    def barred_row(self) -> Ints:
+        """The row of each entry of ``barred``."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.barred.indptr))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +78,11 @@ class Problem:
     frozen: Bools | None = None
     keep: Bools | None = None
     additions: tuple[Additions, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether every term stays: the sums are then one product of the rows and the weights."""
+        return self.top == 0 and self.keep is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +183,13 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
     """The smoothed objective, its gradient and both bounds. params: ``(outputs, d + 1)``, intercept last."""
     weight, intercept = params[:, :-1], params[:, -1]
     n, rivals, outputs = problem.contrast.shape
-    terms = duel_terms(problem, weight)
-    leaves = _leaving(terms, problem, mu)
-    stays = (1.0 if problem.keep is None else problem.keep) - leaves
-    rho = (stays * terms).sum(-1) + mu / 2 * (leaves**2).sum(-1)
+    if problem.whole:
+        rho = np.einsum("nro,no->nr", problem.contrast, problem.rows.summed @ weight.T)
+    else:
+        terms = duel_terms(problem, weight)
+        leaves = _leaving(terms, problem, mu)
+        stays = (1.0 if problem.keep is None else problem.keep) - leaves
+        rho = (stays * terms).sum(-1) + mu / 2 * (leaves**2).sum(-1)
     count = np.full((n, rivals), float(problem.top))
     harms = [_Harm(one, problem.contrast, weight, mu) for one in problem.additions]
     for one, harm in zip(problem.additions, harms, strict=True):
@@ -184,10 +199,14 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
     theta, value = logistic(margin)
     upper = logistic(margin - mu / 2 * count)[1].mean()
 
-    to_terms = np.matmul((-theta[..., None] * problem.contrast).transpose(0, 2, 1), stays)
+    to_outputs = -theta[..., None] * problem.contrast
     gradient = np.empty_like(params)
-    gradient[:, :-1] = (problem.rows.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
-    gradient[:, -1] = np.einsum("nr,nro->o", -theta, problem.contrast)
+    if problem.whole:
+        gradient[:, :-1] = (problem.rows.summed.T @ to_outputs.sum(1)).T
+    else:
+        to_terms = np.matmul(to_outputs.transpose(0, 2, 1), stays)
+        gradient[:, :-1] = (problem.rows.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
+    gradient[:, -1] = to_outputs.sum((0, 1))
     for one, harm in zip(problem.additions, harms, strict=True):
         gradient[:, :-1] -= harm.pull(theta[one.rows, one.rival])
     gradient /= n
@@ -290,28 +309,39 @@ class _Harm:
 
     def __init__(self, additions: Additions, contrast: Floats, weight: Floats, mu: float) -> None:
         self.contrast = contrast[additions.rows[0], additions.rival]
-        self.mu, self.barred = mu, additions.barred
+        self.mu = mu
         self.a = np.where(additions.mutable, -(self.contrast @ weight), 0.0)
-        barred = np.append(self.a, 0.0)[additions.barred]  # at a = 0 and below nothing is added
+        # at a = 0 and below nothing is added, barred or not
+        some = self.a[additions.barred.indices] > 0
+        self.barred_row, self.barred_feature = additions.barred_row[some], additions.barred.indices[some]
+        barred = self.a[self.barred_feature]
+        n = len(additions.rows)
         order = np.argsort(-self.a, kind="stable")
         a = self.a[order]
         sums = np.concatenate([np.zeros((2, 1)), [a.cumsum(), (a**2).cumsum()]], 1)
 
         def total(t: Floats, rows: Ints) -> tuple[Floats, Ints]:
             whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
-            share = (barred[rows] - t[:, None]) / mu
-            summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu - np.clip(share, 0, 1).sum(1)
-            return summed, some - whole - ((share > 0) & (share < 1)).sum(1)
+            place = np.full(n, -1)
+            place[rows] = np.arange(len(rows))
+            of = place[self.barred_row]
+            live = of >= 0
+            of = of[live]
+            share = (barred[live] - t[of]) / mu
+            summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu
+            inside = np.bincount(of[(share > 0) & (share < 1)], minlength=len(rows))
+            return summed - np.bincount(of, np.clip(share, 0, 1), len(rows)), some - whole - inside
 
-        rank = np.empty(len(a) + 1, np.int64)
-        rank[order], rank[-1] = np.arange(len(a)), len(a)
-        of_barred = rank[additions.barred]
+        rank = np.empty(len(a), np.int64)
+        rank[order] = np.arange(len(a))
+        of_barred = rank[self.barred_feature]
 
         def largest(number: Ints) -> Floats:
             """The a of this number, counted from 1 downwards, that is not barred; 0 where there is none."""
             place, before = number - 1, number - 2
             while (place != before).any():
-                place, before = number - 1 + (of_barred <= place[:, None]).sum(1), place
+                passed = np.bincount(self.barred_row[of_barred <= place[self.barred_row]], minlength=n)
+                place, before = number - 1 + passed, place
             return np.append(a, 0.0)[np.minimum(place, len(a))]
 
         budget = additions.budget
@@ -322,8 +352,8 @@ class _Harm:
         self.t = bracketed(total, mu, budget.astype(np.float64), low, high)
         whole, some = np.searchsorted(-a, -self.t - mu), np.searchsorted(-a, -self.t)
         partly = (sums[1, some] - sums[1, whole] - (some - whole) * self.t**2) / (2 * mu)
-        self.p_barred = np.clip((barred - self.t[:, None]) / mu, 0, 1)
-        not_there = (self.p_barred * barred - mu / 2 * self.p_barred**2).sum(1)
+        self.p_barred = np.clip((barred - self.t[self.barred_row]) / mu, 0, 1)
+        not_there = np.bincount(self.barred_row, self.p_barred * barred - mu / 2 * self.p_barred**2, n)
         self.value: Floats = sums[0, whole] - whole * mu / 2 + partly - not_there
 
     def pull(self, theta: Floats) -> Floats:
@@ -333,5 +363,5 @@ class _Harm:
         sums = np.concatenate([np.zeros((2, 1)), [theta[order].cumsum(), (theta[order] * t).cumsum()]], 1)
         whole, some = np.searchsorted(t, self.a - self.mu), np.searchsorted(t, self.a)
         on = sums[0, whole] + ((sums[0, some] - sums[0, whole]) * self.a - (sums[1, some] - sums[1, whole])) / self.mu
-        barred = np.bincount(self.barred.ravel() + 1, (theta[:, None] * self.p_barred).ravel(), len(on) + 1)[1:]
+        barred = np.bincount(self.barred_feature, theta[self.barred_row] * self.p_barred, len(on))
         return np.outer(self.contrast, on - barred)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,13 @@ class Rows:
 
     matrix: sparse.csr_matrix
     unit: Ints
+
+    @cached_property
+    def summed(self) -> sparse.csr_matrix:
+        """``(n, d)``; times the weights it gives the sums of all terms."""
+        n, width = self.unit.shape
+        ends = self.matrix.indptr[::width]
+        return sparse.csr_matrix((self.matrix.data, self.matrix.indices, ends), shape=(n, self.matrix.shape[1]))
 
     def terms(self, weight: Floats) -> Floats:
         """``(n, width)`` for a weight ``(d,)``."""

@@ -1,0 +1,362 @@
+"""`ell0 theory`: its figures against the definitions, the malware case against enumeration, the command, its pages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import chromium
+from ell0 import report, theory
+from ell0.cli import main
+from ell0.results import Results, Row
+from ell0.theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Detector, Mixture, NotAttainableError, Table
+
+
+@pytest.fixture(scope="module")
+def small() -> Results:
+    return theory.figures((100, 784), precision=0.02, command="ell0 theory --precision 0.02")
+
+
+def rows_of(results: Results, **what: object) -> list[Row]:
+    return [row for row in results.rows if what.items() <= row.items()]
+
+
+def test_one_sort_serves_both_kinds_of_classifier() -> None:
+    mixture = Mixture.power_law(60, 0.5)
+    budgets, ks, clips = [0, 1, 4], [4, 9, 20], [0.01, 0.1]
+    settings: dict[str, Any] = {"rows": 300}
+    together = theory.truncated_and_clipped_errors(
+        mixture, budgets, ks, clips, rng=np.random.default_rng(3), **settings
+    )
+    apart = (
+        theory.truncated_errors(mixture, budgets, ks, rng=np.random.default_rng(3), **settings),
+        theory.clipped_errors(mixture, budgets, clips, rng=np.random.default_rng(3), **settings),
+    )
+    for one, other in zip(together, apart, strict=True):
+        assert (one.settings, one.budgets, one.n) == (other.settings, other.budgets, other.n)
+        for name in ("value", "low", "high"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_robust_errors_are_as_precise_as_asked_and_right(small: Results) -> None:
+    errors = rows_of(small, what="robust_error")
+    assert {row["classifier"] for row in errors} == {EQUAL, CHOSEN, CLIPPED}
+    rng = np.random.default_rng(17)
+    for row in errors:
+        assert (row["high"] - row["low"]) / 2 <= 0.02
+        bound = small.find(what="lower_bound", d=row["d"], decay=row["decay"], budget=row["budget"])
+        assert bound["value"] <= row["high"]
+        if row["budget"] == 5:
+            mixture = Mixture.power_law(row["d"], row["decay"])
+            if row["classifier"] == CLIPPED:
+                again = theory.clipped_errors(mixture, row["budget"], [row["clip"]], rows=500, rng=rng)
+            else:
+                again = theory.truncated_errors(mixture, row["budget"], [row["k"]], rows=500, rng=rng)
+            found = again.at(again.settings[0], row["budget"])
+            # intervals of 95 % twice: disjoint by chance about once in two hundred
+            assert found.low <= row["high"]
+            assert row["low"] <= found.high
+    for row in rows_of(small, classifier=EQUAL):
+        assert row["k"] == row["budget"]
+        chosen = small.find(classifier=CHOSEN, d=row["d"], decay=row["decay"], budget=row["budget"])
+        assert chosen["k"] >= row["budget"]
+        assert chosen["value"] <= row["value"] + 0.04
+
+
+def test_five_of_784_inputs(small: Results) -> None:
+    what = {"what": "robust_error", "d": 784, "budget": 5, "decay": 0.0}
+    assert small.find(classifier=CHOSEN, **what)["value"] <= 0.33
+    assert small.find(classifier=EQUAL, **what)["value"] == pytest.approx(0.47, abs=0.01)
+    over_k = {
+        row["k"]: row["value"] for row in small.rows if row["what"] == "robust_error_over_k" and row["decay"] == 0
+    }
+    assert min(over_k.values()) < over_k[max(over_k)]
+
+
+def test_theorem_holds_where_it_speaks(small: Results) -> None:
+    trunc = rows_of(small, what="alpha_trunc_bound")
+    assert {row["decay"] for row in trunc} == {0.0, 0.5}
+    for row in trunc:
+        d, eps = 10 ** row["log10_d"], row["eps"]
+        nu = theory.PowerLaw(d, row["decay"])
+        assert d > 6.8e9
+        assert theory.theorem_range(d)[0] < eps < 0.5
+        # flooring takes at most a factor of 2 off a k of at least 1
+        least = theory.alpha_opt_bound(nu, eps - theory.c1(d)) - theory.c2(eps, d)
+        slack = math.log(2) / math.log(d)
+        assert row["value"] >= least - slack or least < slack
+        best = small.find(what="alpha_opt_bound", log10_d=row["log10_d"], decay=row["decay"])
+        assert row["value"] <= best["value"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dimensions": ()}, "dimensions and decays must not be empty"),
+        ({"dimensions": (9,)}, "dimensions must be an int >= 10, got 9"),
+        ({"decays": (-0.5,)}, "decay must be a number >= 0, got -0.5"),
+        ({"precision": 0.0}, "precision must lie between 0.001 and 0.5, got 0.0"),
+        ({"eps": 0.1}, r"eps must lie between 0\.\d+ and 0.5 for d = 10\*\*300, got 0.1"),
+    ],
+)
+def test_bad_settings_of_the_figures(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        theory.figures(**settings)
+
+
+bits = st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()), min_size=1, max_size=20)
+
+
+@given(bits)
+def test_distinct_rows_have_one_label_and_stand_once(rows: list[tuple[list[bool], bool]]) -> None:
+    labels: dict[tuple[bool, ...], set[bool]] = {}
+    for features, label in rows:
+        labels.setdefault(tuple(features), set()).add(label)
+    table = Table(np.array([features for features, _ in rows]), np.array([label for _, label in rows])).distinct()
+    expected = {features: label for features, seen in labels.items() if len(seen) == 1 for label in seen}
+    assert dict(zip(map(tuple, table.x.tolist()), table.malware.tolist(), strict=True)) == expected
+    assert len(table.x) == len(expected)
+    assert len(table.x) + table.repeated + table.conflicting == len(rows)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_withstood_equals_enumeration(k: int) -> None:
+    rng = np.random.default_rng(k)
+    for _ in range(5):
+        detector = Detector(rng.normal(size=7) + 0.3, 0.2, k)
+        x = rng.random((6, 7)) < 0.5
+        for row, found in zip(x, detector.withstood(x), strict=True):
+            absent = np.flatnonzero(~row)
+            most = 7
+            for count in range(len(absent) + 1):
+                added = [row | np.isin(np.arange(7), some) for some in itertools.combinations(absent, count)]
+                terms = np.sort(np.array(added) * detector.weight, 1)[:, k : 7 - k]
+                if (terms.sum(1) + detector.intercept <= 0).any():
+                    most = count - 1
+                    break
+            assert found == most
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_rate_is_kept_and_used_up(scores: list[int], rate: float) -> None:
+    x = np.eye(len(scores), dtype=bool)
+    detector = Detector(np.array(scores, dtype=float), 0.5).at_rate(x, rate)
+    answers = detector.score(x) > 0
+    assert answers.mean() <= rate
+    # the next lower threshold lets in all rows with the highest score that is not flagged yet: too many
+    next_score = max(score for score, flagged in zip(scores, answers, strict=True) if not flagged)
+    assert np.mean(np.array(scores) >= next_score) > rate
+
+
+def programs(n: int, seed: int = 0) -> Table:
+    """Two features that tell malware from other rows nearly alone, and forty that each tell a little."""
+    rng = np.random.default_rng(seed)
+    bad = rng.random(n) < 0.5
+    often = np.where(np.arange(42) < 2, 0.95, 0.5)
+    own = (np.arange(42) % 2 == 1) == bad[:, None]
+    return Table(rng.random((n, 42)) < np.where(own, often, 0.1), bad)
+
+
+SETTINGS: dict[str, Any] = {"name": "malware-mine", "rate": 0.05, "budgets": (2, 5)}
+
+
+@pytest.fixture(scope="module")
+def mine() -> Results:
+    return theory.malware(programs(1_500), command="ell0 theory malware --data mine.npz", **SETTINGS)
+
+
+def curve(results: Results, classifier: str) -> list[float]:
+    return [row["value"] for row in rows_of(results, what="evasion", classifier=classifier)]
+
+
+def test_ours_is_evaded_less(mine: Results) -> None:
+    plain, hardened, ours = (curve(mine, name) for name in (PLAIN, HARDENED, OURS))
+    assert len(ours) == 16
+    for one in (plain, hardened, ours):
+        assert one == sorted(one)
+    assert sum(ours[1:11]) < sum(hardened[1:11]) <= sum(plain[1:11]) + 0.5
+    assert all(a <= b for a, b in zip(ours[1:11], plain[1:11], strict=True))
+    radius, ours_radius = (mine.find(what="median_radius", classifier=name)["value"] for name in (PLAIN, OURS))
+    assert plain[int(radius)] <= 0.5 <= plain[int(radius) + 1]
+    assert ours_radius > radius
+    for name in (PLAIN, OURS):
+        assert mine.find(what="false_positive_rate", classifier=name)["low"] <= 0.05
+
+
+def test_nothing_is_chosen_on_the_test_split(mine: Results) -> None:
+    table = programs(1_500).distinct()
+    test = np.random.default_rng(0).permutation(len(table.x))[len(table.x) * 4 // 5 :]
+    flipped = Table(table.x, table.malware ^ np.isin(np.arange(len(table.x)), test))
+    again = theory.malware(flipped, **SETTINGS)
+    assert curve(again, OURS) != curve(mine, OURS)
+    for name in (PLAIN, HARDENED, OURS):
+        before, after = (results.find(what="clean_accuracy", classifier=name) for results in (mine, again))
+        for key in ("C", "k", "trained_for"):
+            assert before.get(key) == after.get(key)
+    assert again.find(what="clean_accuracy", classifier=OURS)["value"] == pytest.approx(
+        1 - mine.find(what="clean_accuracy", classifier=OURS)["value"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 0.0}, "rate must lie between 0 and 1, got 0.0"),
+        ({"cost": -0.1}, "cost must lie between 0 and 1, got -0.1"),
+        ({"ks": ()}, "ks and budgets must not be empty"),
+        ({"most": 5}, "most must be an int >= 10, got 5"),
+    ],
+)
+def test_bad_settings_of_the_malware_case(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        theory.malware(programs(200), **SETTINGS | settings)
+
+
+def test_malware_that_only_lacks_features_can_add_them_all() -> None:
+    rng = np.random.default_rng(1)
+    bad = rng.random(400) < 0.5
+    table = Table(rng.random((400, 12)) < np.where(bad, 0.2, 0.8)[:, None], bad)
+    with pytest.raises(NotAttainableError, match=r"one that is attainable, got \[12\] with ks=\[0\]"):
+        theory.malware(table, **SETTINGS | {"budgets": (12,)})
+
+
+def test_rows_of_one_label() -> None:
+    table = programs(100)
+    with pytest.raises(ValueError, match="both labels in the train split"):
+        theory.malware(Table(table.x, np.ones(100, bool)), **SETTINGS)
+
+
+def write_table(path: Path, table: Table, **instead: Any) -> Path:
+    arrays = {"X": np.packbits(table.x, axis=1), "d": table.x.shape[1], "y": table.malware.astype(np.uint8)}
+    np.savez(path, **arrays | instead)
+    return path
+
+
+def test_table_is_read_as_written(tmp_path: Path) -> None:
+    table = programs(30)
+    read = theory.read_table(write_table(tmp_path / "a.npz", table))
+    np.testing.assert_array_equal(read.x, table.x)
+    np.testing.assert_array_equal(read.malware, table.malware)
+
+
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        ({"d": 99}, "X must be packed bits of d=99 features, got uint8 of shape"),
+        ({"X": np.zeros((30, 6))}, "X must be packed bits of d=42 features, got float64"),
+        ({"y": np.arange(30)}, "y must be 30 labels, 0 or 1"),
+        ({"y": np.zeros(4)}, r"y must be 30 labels, 0 or 1, got shape \(4,\)"),
+        ({"y": np.array([object()])}, "data must be an npz file with X, d and y"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, instead: dict[str, Any], message: str) -> None:
+    path = write_table(tmp_path / "a.npz", programs(30), **instead)
+    with pytest.raises(ValueError, match=message):
+        theory.read_table(path)
+
+
+def test_a_file_that_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.npz").write_text("no")
+    for name, words in (("a.npz", "data must be an npz file with X, d and y"), ("b.npz", "which is not there")):
+        assert main(["theory", "malware", "--data", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_theory_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["theory", "--dimensions", "20", "30", "--decays", "0", "--precision", "0.1", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert "robust error over budget, d = 20" in shown.err
+    assert f"page: {out / 'report.html'}" in shown.out.replace("\n", " ")
+    assert "the truncated classifier errs on" in shown.out
+    results = Results.load(out / "results.json")
+    assert results.command == "ell0 theory --dimensions 20 30 --decays 0.0 --precision 0.1"
+    assert {row["d"] for row in rows_of(results, what="robust_error")} == {20, 30}
+    assert results.command in (out / "report.html").read_text()
+
+
+def test_malware_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write_table(tmp_path / "mine.npz", programs(400)), tmp_path / "run"
+    words = ["theory", "malware", "--data", str(data), "--budgets", "2", "--rate", "0.05", "--out", str(out)]
+    assert main([*words, "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    said = json.loads(shown.out)
+    assert said["page"] == str(out / "report.html")
+    results = Results.load(out / "results.json")
+    assert said["results"]["rows"] == results.rows
+    assert results.name == "malware-mine"
+    assert results.command == "ell0 theory malware --data mine.npz --rate 0.05 --budgets 2"
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "TruncatedLinearClassifier, k = 0, budget = 2" in shown.err
+    assert "added features hide" in shown.out
+    for row in results.rows:
+        if row["what"] == "evasion":
+            assert "low" in row
+
+
+def test_out_that_cannot_be_written_is_said_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("")
+    assert main(["theory", "--out", str(tmp_path / "taken")]) == 1
+    shown = capsys.readouterr().err
+    assert "out must be" in shown
+    assert "d = 100" not in shown
+
+
+@pytest.fixture(scope="module")
+def pages(small: Results, mine: Results, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {
+        results.name: report.write([results.save(folder / f"{results.name}.json")], folder / f"{results.name}.html")
+        for results in (small, mine)
+    }
+
+
+def test_pages_show_every_figure_with_its_interval(small: Results, mine: Results, pages: dict[str, Path]) -> None:
+    text = pages["theory"].read_text()
+    for row in rows_of(small, what="robust_error"):
+        assert f"{100 * row['value']:.1f}" in text
+        assert f"{100 * row['low']:.1f}\N{EN DASH}{100 * row['high']:.1f}" in text
+    assert text.count("<svg") >= 2 * 2 + 2 + 2
+    assert "6.8 · 10⁹" in text
+    text = pages["malware-mine"].read_text()
+    for row in rows_of(mine, what="evasion"):
+        assert f"{100 * row['value']:.1f}" in text
+    for name in (PLAIN, HARDENED, OURS):
+        assert name in text
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    if chromium.FOUND is None:
+        pytest.skip("no Chromium on this machine")
+    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_pages_fit_a_browser(browser: chromium.Chromium, pages: dict[str, Path], width: int) -> None:
+    for page in pages.values():
+        browser.open(page, width=width, dark=width == 360)
+        assert browser.complaints == []
+        assert browser.requests == [page.resolve().as_uri()]
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        # every chart's words lie inside it
+        outside = browser.evaluate(
+            "[...document.querySelectorAll('.chart svg')].flatMap(s => [...s.querySelectorAll('text')].filter(t => {"
+            "const a = s.getBoundingClientRect(), b = t.getBoundingClientRect();"
+            "return b.left < a.left - 1 || b.right > a.right + 8 || b.bottom > a.bottom + 1})).map(t => t.textContent)"
+        )
+        assert outside == []
