@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
+from itertools import product
+from typing import get_args
 from unittest import mock
 
 import torch
@@ -16,8 +19,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ell0 import ATTACKS, L0Ball, models, ops
-from ell0.nn import TruncatedLinear
-from ell0.ops import gpu, reference
+from ell0.nn import TruncatedConv2d, TruncatedLinear
+from ell0.ops import conv, gpu, reference
+from ell0.ops.reference import Geometry
 
 INTERPRETED = gpu._interpreted()
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -191,6 +195,34 @@ def check_empty_batches() -> None:
     assert torch.equal(grad_weight, torch.zeros_like(weight))
 
 
+def check_convolution() -> None:
+    """Values and gradients of both units are those of the definition, however much is unfolded at once."""
+    settings = (Geometry(padding=(1, 1)), Geometry((2, 1), (1, 2), (1, 2), 2), Geometry((1, 2), groups=4))
+    for unit, geometry, make in product(get_args(conv.Unit), settings, (ordinary, integers, attacked, huge, undefined)):
+        g = Generator().manual_seed(0)
+        x = make(3, 1, 4 * 9 * 8, g)[0].view(3, 4, 9, 8).to(DEVICE).to(memory_format=torch.channels_last)
+        weight, bias = make(2, 8, 36 // geometry.groups, g)[1:]
+        weight, bias = weight.view(8, -1, 3, 3).to(DEVICE), bias.to(DEVICE)
+        terms = reference.conv_terms(x, weight, geometry, unit)
+        stays, lost = reference.kept(terms, 2, 1), terms.isnan().any(-1)
+        scale = terms.double().abs().where(stays, 0.0).sum(-1) + bias.double().abs()[:, None]
+        want = reference.trimmed_conv2d(x, weight, bias, geometry, top=2, bottom=1, unit=unit)
+        grad = torch.randn(want.shape, generator=g).to(DEVICE)
+        through = (stays | lost.unsqueeze(-1), geometry, unit)
+        wanted = reference.conv_gradients(grad.masked_fill(lost, NAN), x, weight, *through)
+        sizes = reference.conv_gradients(grad.abs(), x.abs(), weight.abs(), *through)
+        for at_once in (400, conv.UNFOLDED):
+            with mock.patch.multiple(conv, UNFOLDED=at_once, CACHED=at_once):
+                leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+                out = ops.trimmed_conv2d(*leaves, top=2, bottom=1, unit=unit, **vars(geometry))
+                found = torch.autograd.grad(out, leaves, grad.view(out.shape))
+            close(f"{unit}, {make.__name__}: value", out.detach().flatten(2), want, scale)
+            for got, *these in zip(found, wanted, sizes, strict=False):
+                close(f"{unit}, {make.__name__}: gradient", got, *these)
+        both = ops.trimmed_conv2ds(x, weight, bias, counts=((2, 1), (1, 3)), unit=unit, **vars(geometry))
+        close(f"{unit}, {make.__name__}: pairs", both[0].flatten(2), want, scale)
+
+
 # --- what only a GPU can show -----------------------------------------------------------------------------------------
 
 
@@ -226,11 +258,22 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), TruncatedLinear(784, 128, k=10), nn.ReLU(), nn.Linear(128, 10)).to(DEVICE)
 
 
+def convolutional(unit: conv.Unit) -> nn.Module:
+    torch.manual_seed(0)
+    first = TruncatedConv2d(1, 8, 3, 3, padding=1, unit=unit)
+    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), first, nn.ReLU(), nn.Flatten(), nn.Linear(6272, 10)).to(DEVICE)
+
+
 def check_cuda_graphs() -> None:
     """Three steps in a graph end where three eager steps end."""
+    makers: list[Callable[[], nn.Module]] = [model, *(partial(convolutional, unit) for unit in get_args(conv.Unit))]
+    for make in makers:
+        _check_graph(make(), make())
+
+
+def _check_graph(eager: nn.Module, graphed: nn.Module) -> None:
     x = torch.rand(3, 64, 784, device=DEVICE) * 2 - 1
     y = torch.randint(0, 10, (3, 64), device=DEVICE)
-    eager, graphed = model(), model()
 
     def step(net: nn.Module, images: Tensor, labels: Tensor) -> None:
         for p in net.parameters():
@@ -300,6 +343,7 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "size": check_a_batch_can_be_too_large,
     "prepared": check_other_weights_are_refused,
     "empty": check_empty_batches,
+    "conv": check_convolution,
 }
 GPU_ONLY: dict[str, Callable[[], None]] = {
     "operator": check_operator,

@@ -17,6 +17,7 @@ from ell0.attacks import ATTACKS, AttackResult
 from ell0.bench import _attacks, _gpu, _layer, _speed, _train
 from ell0.bench._timing import timed
 from ell0.evaluation import WHITE_BOX
+from ell0.nn import TruncatedLinear
 from ell0.ops import reference
 from ell0.results import Results
 
@@ -390,8 +391,9 @@ def test_training_is_timed(small: Path) -> None:
 def test_the_estimate_of_the_topk_baseline_counts_every_step_and_query() -> None:
     model = models.mlp(k=2, in_features=16, hidden=[8])
     x, y = torch.randn(40, 16), torch.arange(40) % 10
-    learner = _train.Topk(model[1])
-    assert torch.allclose(learner(x), model[1](x), atol=1e-5)
+    layer = model[1]
+    assert isinstance(layer, TruncatedLinear)
+    assert torch.allclose(_train.Topk(layer)(x), layer(x), atol=1e-5)
     results = Results.here("bench", "ell0 bench", seeds=[0], device="cpu")
     _train.estimate_topk(results, model, x, y, 10)
     row = results.find(what="training", mode="topk", estimated=True)

@@ -9,12 +9,14 @@ import torch
 from torch import fx, nn
 
 from ell0 import models
-from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.nn import InputTruncation, TruncatedConv2d, TruncatedLinear
 
 small_mlp: dict[str, Any] = {"in_features": 16, "hidden": (12, 6), "classes": 4}
 BUILDERS: list[Callable[[int], nn.Module]] = [
     lambda k: models.mlp(k, **small_mlp),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4),
+    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="conv"),
+    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="pixel"),
 ]
 
 
@@ -95,6 +97,38 @@ def test_small_cnn_takes_any_shape(shape: tuple[int, int, int]) -> None:
 def test_small_cnn_shares_all_but_the_truncation() -> None:
     plain, truncated = (seeded(BUILDERS[1], k).state_dict() for k in (0, 2))
     assert truncated.keys() - plain.keys() == {"truncation.weight"}
+    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
+
+
+@pytest.mark.parametrize(("truncation", "unit", "most"), [("conv", "feature", 13), ("pixel", "pixel", 4)])
+@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
+def test_the_first_convolution_may_truncate(
+    build: Callable[..., nn.Sequential], truncation: str, unit: str, most: int
+) -> None:
+    with torch.device("meta"):
+        model = build(most, in_shape=(3, 32, 32), truncation=truncation)
+        assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
+        layers = [m for m in model.modules() if isinstance(m, TruncatedConv2d | InputTruncation)]
+        (first,) = layers
+        assert first is model.get_submodule("features.0")
+        assert isinstance(first, TruncatedConv2d)
+        assert (first.k, first.unit, first.padding) == (most, unit, (1, 1))
+        plain = build(0, in_shape=(3, 32, 32), truncation=truncation)
+        assert type(plain.get_submodule("features.0")) is nn.Conv2d
+        with pytest.raises(
+            ValueError, match=rf"0 <= 2\*k < the terms of a field, got k={most + 1} with {2 * most + 1} "
+        ):
+            build(most + 1, in_shape=(3, 32, 32), truncation=truncation)
+        with pytest.raises(ValueError, match='truncation must be "input", "conv" or "pixel", got \'row\''):
+            build(0, in_shape=(3, 32, 32), truncation="row")
+
+
+@pytest.mark.parametrize("truncation", ["conv", "pixel"])
+def test_where_a_network_truncates_changes_no_weights(truncation: models.Truncation) -> None:
+    plain, truncated = (
+        seeded(lambda k: models.small_cnn(k, in_shape=(3, 8, 8), truncation=truncation), k).state_dict() for k in (0, 4)
+    )
+    assert truncated.keys() == plain.keys()
     assert all(torch.equal(plain[key], truncated[key]) for key in plain)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
-from ell0.nn import InputTruncation, TruncatedLinear, truncate
+from ell0.nn import InputTruncation, TruncatedConv2d, TruncatedLinear, truncate
 
 
 class Backwards(nn.Module):
@@ -476,6 +476,8 @@ def test_k_must_fit_the_layer(k: Any) -> None:
 def test_a_truncated_convolution_cannot_be_truncated_again() -> None:
     with pytest.raises(ValueError, match=r"model is already truncated: conv\.0 is InputTruncation with k=2"):
         truncate(truncate(Convolutional(), 2, (2, 6, 6)), 2, (2, 6, 6))
+    with pytest.raises(ValueError, match=r"model is already truncated: 0 is TruncatedConv2d with k=2"):
+        truncate(nn.Sequential(TruncatedConv2d(2, 2, 3, 2)), 2, (2, 6, 6))
 
 
 def test_a_truncated_model_learns() -> None:

@@ -4,12 +4,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 from torch import nn
 
-from .nn import InputTruncation, TruncatedLinear
+from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
+from .nn.conv import check_field_k
 from .nn.layers import check_shape
 from .ops import check_k
+from .ops.conv import Unit
+
+Truncation = Literal["input", "conv", "pixel"]
+"""Where a network of convolutions drops extremes: of its input, or of the products or pixels its first layer sums."""
 
 __all__ = ["mlp", "small_cnn", "vgg19"]
 
@@ -33,54 +39,92 @@ def mlp(
     return nn.Sequential(*layers[:-1])
 
 
-def vgg19(k: int = 10, *, classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+def vgg19(
+    k: int = 10,
+    *,
+    classes: int = 10,
+    in_shape: tuple[int, int, int] = (3, 32, 32),
+    truncation: Truncation = "input",
+) -> nn.Sequential:
     """VGG(k): VGG-19 without dropout, its input truncated before the first convolution     ([Beliaev22] appendix).
 
-    Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` has no `InputTruncation`;
-    the other parameters have the same names, and from the same seed the same values, for every k.
+    Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` truncates nothing; the
+    other parameters have the same names, and from the same seed the same values, for every k and truncation.
 
     The paper leaves the rest open. Chosen here: batch norm after each of the sixteen 3x3 convolutions (without it the
     paper's learning rate of 0.2 diverges), and one linear layer on the 512 channels that five poolings leave.
     Differs from the authors' code (mbeliaev1/robust-l0): its head is 512-512-10 with batch norm.
+
+    Args:
+        truncation: "input" puts an `InputTruncation` before the first convolution, as the paper does; "conv" and
+            "pixel" make that convolution a `TruncatedConv2d` with unit "feature" or "pixel", where k counts terms of
+            one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
     """
-    _check(k, in_shape)
+    _check(k, in_shape, truncation)
     channels, height, width = in_shape
     if min(height, width) < 32:
         raise ValueError(f"in_shape must have height and width of at least 32, for five poolings, got {in_shape}")
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
-            features += [nn.Conv2d(channels, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU()]
+            first = not features
+            convolution = _first(channels, wide, k, truncation) if first else nn.Conv2d(channels, wide, 3, padding=1)
+            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
-    return _classifier(k, in_shape, features, nn.Linear(channels * (height // 32) * (width // 32), classes))
+    head = nn.Linear(channels * (height // 32) * (width // 32), classes)
+    return _classifier(k, in_shape, truncation, features, head)
 
 
 def small_cnn(
-    k: int = 0, *, classes: int = 10, in_shape: tuple[int, int, int] = (1, 28, 28), width: int = 8
+    k: int = 0,
+    *,
+    classes: int = 10,
+    in_shape: tuple[int, int, int] = (1, 28, 28),
+    width: int = 8,
+    truncation: Truncation = "input",
 ) -> nn.Sequential:
-    """Two convolutions and a linear layer, for tests, on any ``in_shape``: no row depends on the rest of its batch."""
-    _check(k, in_shape)
+    """Two convolutions and a linear layer, for tests, on any ``in_shape``: no row depends on the rest of its batch.
+
+    k and truncation are those of `vgg19`.
+    """
+    _check(k, in_shape, truncation)
     channels, *size = in_shape
     features = [
-        nn.Conv2d(channels, width, 3, padding=1),
+        _first(channels, width, k, truncation),
         nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
         nn.ReLU(),
     ]
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
-    return _classifier(k, in_shape, features, head)
+    return _classifier(k, in_shape, truncation, features, head)
 
 
-def _check(k: int, in_shape: Sequence[int]) -> None:
+def _check(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
     if len(check_shape("in_shape", in_shape)) != 3:
         raise ValueError(f"in_shape must be (channels, height, width), got {in_shape!r}")
-    check_k(k, math.prod(in_shape))
+    if truncation not in get_args(Truncation):
+        raise ValueError(f'truncation must be "input", "conv" or "pixel", got {truncation!r}')
+    if truncation == "input":
+        check_k(k, math.prod(in_shape))
+    else:
+        check_field_k(k, in_shape[0], (3, 3), _UNITS[truncation])
 
 
-def _classifier(k: int, in_shape: Sequence[int], features: list[nn.Module], head: nn.Linear) -> nn.Sequential:
+_UNITS: dict[Truncation, Unit] = {"conv": "feature", "pixel": "pixel"}
+
+
+def _first(channels: int, wide: int, k: int, truncation: Truncation) -> nn.Conv2d:
+    if k == 0 or truncation == "input":
+        return nn.Conv2d(channels, wide, 3, padding=1)
+    return TruncatedConv2d(channels, wide, 3, k, padding=1, unit=_UNITS[truncation])
+
+
+def _classifier(
+    k: int, in_shape: Sequence[int], truncation: Truncation, features: list[nn.Module], head: nn.Linear
+) -> nn.Sequential:
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    if k != 0:
+    if k != 0 and truncation == "input":
         parts["truncation"] = InputTruncation(in_shape, k)
     parts.update(features=nn.Sequential(*features), flatten=nn.Flatten(), head=head)
     return nn.Sequential(parts)

@@ -8,10 +8,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
-from ..nn import InputTruncation, TruncatedLinear
+from ..nn import InputTruncation, TruncatedConv2d, TruncatedLinear
 from ..ops import cuts
 from ..ops.blocked import BLOCK_ELEMENTS, thresholds
+from ..ops.conv import gradients, pixel_terms, trim_places
 from ..ops.reference import products
 
 __all__ = ["Surrogate", "surrogate_gradients"]
@@ -33,16 +35,17 @@ def surrogate_gradients(model: object, kind: Surrogate | None) -> Iterator[None]
         soft:      the same times sigmoid((high - u) / T) * sigmoid((u - low) / T), where u = w[o, i] * x[b, i], high
                    and low are the cuts of the sum b, o, and T = TEMPERATURE * (high - low)
 
-    The layers are the `TruncatedLinear` and `InputTruncation` of an ``nn.Module``; their parameters keep their ordinary
-    gradients. None, a model without such layers and a model that is no ``nn.Module``: nothing changes. The layers come
-    back as they were; uses may be nested, and the innermost decides.
+    For a `TruncatedConv2d` b is a sample and a position; with unit "pixel" u is the term of the pixel that i is in.
+    The layers are the `TruncatedLinear`, `TruncatedConv2d` and `InputTruncation` of an ``nn.Module``; their parameters
+    keep their ordinary gradients. None, a model without such layers and a model that is no ``nn.Module``: nothing
+    changes. The layers come back as they were; uses may be nested, and the innermost decides.
     """
     if kind is not None and kind not in get_args(Surrogate):
         raise ValueError(f'surrogate must be "straight", "soft" or None, got {kind!r}')
     layers = model.modules() if isinstance(model, nn.Module) and kind is not None else ()
     with ExitStack() as stack:
         for layer in layers:
-            if isinstance(layer, TruncatedLinear | InputTruncation):
+            if isinstance(layer, TruncatedLinear | TruncatedConv2d | InputTruncation):
                 stack.enter_context(_forward(layer, _rule(layer, soft=kind == "soft")))
         yield
 
@@ -82,8 +85,13 @@ class _Redirect(torch.autograd.Function):
         return grad, ctx.rule(grad, x) if ctx.needs_input_grad[1] else None, None
 
 
-def _rule(layer: TruncatedLinear | InputTruncation, soft: bool) -> Rule:
+def _rule(layer: TruncatedLinear | TruncatedConv2d | InputTruncation, soft: bool) -> Rule:
     weight, k = layer.weight.detach(), layer.k
+    if isinstance(layer, TruncatedConv2d):
+        if soft and k:
+            return lambda grad, x: _soft_conv(grad, x.detach(), layer)
+        where = vars(layer.geometry)
+        return lambda grad, x: conv2d_input(x.shape, weight, grad, **where)
     if isinstance(layer, TruncatedLinear):
         if soft and k:
             return lambda grad, x: _soft_linear(grad, x.detach(), weight, k)
@@ -105,6 +113,26 @@ def _soft_linear(grad: Tensor, x: Tensor, weight: Tensor, k: int) -> Tensor:
             share = _share(products(x[b], weight[o]), high[b, o, None], low[b, o, None])
             result[b] += ((grad[b, o, None] * weight[o]) * share).sum(1)
     return result.view(shape)
+
+
+def _soft_conv(grad: Tensor, x: Tensor, layer: TruncatedConv2d) -> Tensor:
+    """``(n, in, height, width)`` for grad ``(n, out, ...)`` and x of that shape, some receptive fields at a time."""
+    weight, soft = layer.weight.detach(), _soft_features if layer.unit == "feature" else _soft_pixels
+    parts = weight.flatten(2).chunk(layer.groups)
+    rules = [lambda g, fields, *_, part=part: (soft(g[0], fields, part, layer.k), part) for part in parts]
+    return gradients(grad.unsqueeze(0), x, weight, layer.geometry, layer.unit, rules, to_x=True, to_weight=False)[0]
+
+
+def _soft_features(grad: Tensor, fields: Tensor, weight: Tensor, k: int) -> Tensor:
+    """``(m, in, places)`` for grad ``(m, out)``, fields of that shape and weight ``(out, in, places)``."""
+    return _soft_linear(grad, fields.flatten(1), weight.flatten(1), k).view_as(fields)
+
+
+def _soft_pixels(grad: Tensor, fields: Tensor, weight: Tensor, k: int) -> Tensor:
+    """The same where the channels of a pixel are one term."""
+    terms = pixel_terms(fields, weight)
+    _, high, low = trim_places(terms, k, k)
+    return torch.einsum("pmo,ocp->mcp", grad * _share(terms, high, low), weight)
 
 
 def _soft_input(grad: Tensor, x: Tensor, weight: Tensor, k: int) -> Tensor:

@@ -1,6 +1,15 @@
-"""Layers whose sums drop their extreme terms, and the surgery that puts one into any model."""
+"""Layers whose sums drop or clip their extreme terms, and the surgery that puts one into any model."""
 
-from .layers import InputClamp, InputTruncation, TruncatedLinear, prepared
+from .conv import TruncatedConv2d
+from .layers import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear, prepared
 from .surgery import truncate
 
-__all__ = ["InputClamp", "InputTruncation", "TruncatedLinear", "prepared", "truncate"]
+__all__ = [
+    "ClippedLinear",
+    "InputClamp",
+    "InputTruncation",
+    "TruncatedConv2d",
+    "TruncatedLinear",
+    "prepared",
+    "truncate",
+]

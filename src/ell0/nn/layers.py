@@ -1,4 +1,4 @@
-"""Layers whose sums drop their extreme terms, one call of the operator each."""
+"""Layers whose sums drop or clip their extreme terms, one call of an operator each."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
+from ..ops import Prepared, check_k, clipped_linear, keep_mask, prepare, truncated_linear
+from ..ops.clipped import check_clip
 
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")
+fx.wrap("clipped_linear")
 fx.wrap("_truncate_input")
 
 
@@ -65,6 +67,39 @@ def prepared(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, value in zip(layers, before, strict=True):
             layer._prepared = value
+
+
+class ClippedLinear(nn.Linear):
+    """``nn.Linear`` whose inner sums clip every term to ``[-clip, clip]``; the bias is added afterwards.
+
+        out[b, o] = sum of min(max(x[b, i] * weight[o, i], -clip), clip) over i + bias[o]
+
+    The Huber sibling of `TruncatedLinear`: no sort, and a changed input moves an output by at most 2 clip, however many
+    are changed. Initialised as ``nn.Linear``, and their state dicts are interchangeable.
+
+    Args:
+        clip: a number > 0, the largest magnitude of a term.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        clip: float,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_clip(clip)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.clip = clip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(..., in_features)``; result: ``(..., out_features)``."""
+        return clipped_linear(x, self.weight, self.bias, clip=self.clip)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, clip={self.clip}"
 
 
 class InputTruncation(nn.Module):

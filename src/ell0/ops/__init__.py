@@ -1,14 +1,19 @@
-"""The trimmed product: one operator, several backends, one definition (`reference`)."""
+"""The trimmed product: one operator, several backends, one definition (`reference`); clipped, and as a convolution."""
 
 from .blocked import keep_mask
+from .clipped import clipped_linear
+from .conv import trimmed_conv2d, trimmed_conv2ds
 from .operator import Prepared, check_k, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 __all__ = [
     "Prepared",
     "check_k",
+    "clipped_linear",
     "cuts",
     "keep_mask",
     "prepare",
+    "trimmed_conv2d",
+    "trimmed_conv2ds",
     "trimmed_linear",
     "trimmed_linears",
     "truncated_linear",

@@ -311,7 +311,7 @@ def trimmed_linear(
         top, bottom: terms removed on each side, ``top + bottom < in``.
         prepared: what `prepare` returned for this weight; without it the weight is prepared anew.
     """
-    x = _leave_autocast(x, weight)
+    x = leave_autocast(x, weight)
     _check(x, weight, bias)
     blocked.check_counts(top, bottom, weight.shape[1])
     if top == bottom == 0:
@@ -331,7 +331,7 @@ def trimmed_linears(
 
     Result ``(pairs, ..., out)``. On the GPU pairs share the dense product and, where terms are counted, the terms.
     """
-    x = _leave_autocast(x, weight)
+    x = leave_autocast(x, weight)
     _check(x, weight, bias)
     if not counts:
         raise ValueError("counts must hold at least one pair of top and bottom, got none")
@@ -347,7 +347,7 @@ def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[int, ...], prepared: Prepared | None
 ) -> Tensor:
     """``(pairs, ..., out)``, through the registered operator wherever somebody watches."""
-    _refuse_forward_mode(x, weight, bias)
+    refuse_forward_mode(x, weight, bias)
     order, ranked, bound = _arrays(weight, prepared)
     keep_cuts = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -414,7 +414,7 @@ def _arrays(weight: Tensor, prepared: Prepared | None) -> tuple[Tensor, Tensor, 
     return prepared.order, prepared.ranked, prepared.bound
 
 
-def _refuse_forward_mode(*tensors: Tensor | None) -> None:
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
     # torch would pass over the tangent in silence.
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
@@ -422,7 +422,7 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
         raise NotImplementedError("the trimmed product has no forward-mode derivative: use backward()")
 
 
-def _leave_autocast(x: Tensor, weight: Tensor) -> Tensor:
+def leave_autocast(x: Tensor, weight: Tensor) -> Tensor:
     # The comparison of terms wants the precision of the weight; autocast may have lowered that of x on its way.
     lowered = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
     if lowered and torch.is_autocast_enabled(x.device.type):

@@ -1,12 +1,15 @@
-"""The definition of the trimmed product, and nothing else.
+"""The definition of the trimmed product and of the trimmed convolution, and nothing else.
 
 Slow and plain on purpose: it builds every product. The other backends are tested against it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def products(x: Tensor, weight: Tensor) -> Tensor:
@@ -56,8 +59,70 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, *, top: int, bottom: int)
     return to_x, to_weight
 
 
+def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, clip: float) -> Tensor:
+    """Sum of the terms, each clipped to ``[-clip, clip]``, plus bias, added up in float64: ``(..., out)``."""
+    out = products(x, weight).double().clamp(-clip, clip).sum(-1)
+    return out if bias is None else out + bias.double()
+
+
 def scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bottom: int) -> Tensor:
     """Sum of |kept terms| plus |bias|, in float64: what an error of the output is measured against."""
     terms = products(x, weight)
     total = terms.double().abs().where(kept(terms, top, bottom), 0.0).sum(-1)
     return total if bias is None else total + bias.double().abs()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the window of a convolution moves over an image; pairs are vertical and horizontal."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+def fields(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """What each output sees, zero padding included: ``(n, groups, in / groups, places, positions)``."""
+    columns = F.unfold(x, weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
+    return columns.view(len(x), geometry.groups, weight.shape[1], -1, columns.shape[-1])
+
+
+def conv_terms(x: Tensor, weight: Tensor, geometry: Geometry, unit: str) -> Tensor:
+    """All terms of a convolution in the dtype of x, with 0 * inf = 0: ``(n, out, positions, terms)``.
+
+    A term is a product, in the order of ``weight[o]``; with unit "pixel" the sum of a place's products over the
+    channels, made in float64.
+    """
+    seen = fields(x, weight, geometry).unsqueeze(2).double()
+    rows = weight.reshape(geometry.groups, -1, weight.shape[1], seen.shape[-2], 1).double()
+    nothing = ((seen == 0) & rows.isinf()) | (seen.isinf() & (rows == 0))
+    every = (seen * rows).masked_fill(nothing, 0.0)
+    terms = every.sum(3) if unit == "pixel" else every.flatten(3, 4)
+    return terms.to(x.dtype).flatten(1, 2).transpose(2, 3)
+
+
+def trimmed_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, top: int, bottom: int, unit: str
+) -> Tensor:
+    """Sum of the kept terms plus bias, added up in float64: ``(n, out, positions)``, NaN where a term is."""
+    terms = conv_terms(x, weight, geometry, unit)
+    out = terms.double().where(kept(terms, top, bottom), 0.0).sum(-1).masked_fill(terms.isnan().any(-1), torch.nan)
+    return out if bias is None else out + bias.double().unsqueeze(-1)
+
+
+def conv_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, stays: Tensor, geometry: Geometry, unit: str
+) -> tuple[Tensor, Tensor]:
+    """Gradients to x and weight for ``grad (n, out, positions)``, through the terms that stay, in float64.
+
+    stays: ``(n, out, positions, terms)``, True for all terms of an undefined output, whose grad is NaN.
+    """
+    seen = fields(x, weight, geometry).unsqueeze(2).double()
+    rows = weight.reshape(geometry.groups, -1, weight.shape[1], seen.shape[-2], 1).double()
+    shape = (len(x), *rows.shape[:2], 1 if unit == "pixel" else rows.shape[2], rows.shape[3], -1)
+    stays = stays.transpose(2, 3).reshape(shape)
+    upstream = grad.double().view(*shape[:3], 1, 1, grad.shape[-1])
+    columns = (upstream * rows).where(stays, 0.0).sum(2).view(len(x), -1, grad.shape[-1])
+    to_x = F.fold(columns, x.shape[2:], weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
+    return to_x, (upstream * seen).where(stays, 0.0).sum((0, -1)).view(weight.shape)

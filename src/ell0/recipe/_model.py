@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ _KINDS: dict[str, Kind[Any]] = {
     "classes": whole(1),
     "in_shape": sizes(),
     "width": whole(1),
+    "truncation": choice(*get_args(models.Truncation)),
 }
 
 
