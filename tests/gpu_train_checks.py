@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, models, train
 from ell0.attacks import sparse_rs
-from ell0.train import TrainConfig, fit
+from ell0.nn import InputTruncation
+from ell0.train import TrainConfig, _augment, fit
 from ell0.train._step import GraphStepper, Stepper
 from gpu_checks import run_checks
 
@@ -32,6 +32,22 @@ def rows(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     classes = torch.rand(10, 1, 28, 28, generator=torch.Generator().manual_seed(99))
     x = (classes[y] + 0.2 * torch.randn(n, 1, 28, 28, generator=g)).clamp(0, 1)
     return torch.where(x < 0.7, -1.0, 2 * x - 1), y
+
+
+def images(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Noise around one colour image for each class, in [-1, 1]."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(10, (n,), generator=g)
+    classes = torch.rand(10, 3, 32, 32, generator=torch.Generator().manual_seed(99))
+    return (2 * classes[y] - 1 + 0.3 * torch.randn(n, 3, 32, 32, generator=g)).clamp(-1, 1), y
+
+
+def convolutions() -> nn.Module:
+    """The first layers of VGG(10): truncation, convolutions, batch norm, pooling."""
+    torch.manual_seed(0)
+    features = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
+    features += [nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(InputTruncation((3, 32, 32), 10), *features, nn.Flatten(), nn.Linear(2048, 10)).cuda()
 
 
 def network(norm: bool = False) -> nn.Module:
@@ -110,38 +126,49 @@ class Killed(BaseException):
     pass
 
 
-def run(out: Path | None, stop: int | None = None) -> nn.Module:
+def stop_at(stop: int | None) -> Callable[[object], None]:
+    """A progress that ends the training at its event of that number."""
     events = itertools.count()
 
     def progress(_: object) -> None:
         if next(events) == stop:
             raise Killed
 
-    model = network(norm=True)
-    fit(model, rows(330), CONFIG, ATTACK, validation=rows(100, seed=1), out=out, progress=progress)
-    return model
+    return progress
+
+
+def stop_and_go_on(
+    run: Callable[[str | None, int | None], nn.Module],
+    fresh: Callable[[], nn.Module],
+    stops: tuple[int, ...],
+    most: float,
+) -> None:
+    """Stopped anywhere and called again, a run ends as without a stop, and so does its checkpoint."""
+    whole = run(None, None)
+    close(run(None, None), whole, most)
+    for stop in stops:
+        with tempfile.TemporaryDirectory() as folder:
+            stopped = False
+            try:
+                run(folder, stop)
+            except Killed:
+                stopped = True
+            assert stopped
+            close(run(folder, None), whole, most)
+            loaded = fresh()
+            train.load_checkpoint(folder).into(loaded)
+            close(loaded, whole, most)
 
 
 def check_resume() -> None:
     """The same bits as without a stop, statistics and dropout included."""
-    whole = run(None)
-    equal(run(None), whole)
-    for stop in (0, 1, 3, 6, 8):
-        with tempfile.TemporaryDirectory() as folder:
-            stopped = False
-            try:
-                run(Path(folder), stop)
-            except Killed:
-                stopped = True
-            assert stopped
-            equal(run(Path(folder)), whole)
-            equal(load(folder), whole)
 
+    def run(out: str | None, stop: int | None) -> nn.Module:
+        model = network(norm=True)
+        fit(model, rows(330), CONFIG, ATTACK, validation=rows(100, seed=1), out=out, progress=stop_at(stop))
+        return model
 
-def load(folder: str) -> nn.Module:
-    model = network(norm=True)
-    train.load_checkpoint(folder).into(model)
-    return model
+    stop_and_go_on(run, partial(network, norm=True), (0, 1, 3, 6, 8), 0.0)
 
 
 def check_no_step_waits_for_the_device() -> None:
@@ -159,6 +186,57 @@ def check_no_step_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
+def check_images() -> None:
+    """Channels last or not, from a graph and eager: the same weights and statistics; and a bf16 run that learns."""
+    config = replace(CONFIG, augment="crop-flip", rates=(0.02,))
+    networks = []
+    # In double precision: else a rounding may decide which of two pixels is pooled.
+    x, y = images(330)
+    for channels_last, graph in ((False, False), (True, False), (True, True)):
+        model = convolutions().double()
+        fit(model, (x.double(), y), replace(config, epochs=1, channels_last=channels_last, graph=graph))
+        networks.append(model)
+        assert int(model.get_buffer("2.num_batches_tracked")) == 6
+        assert model.get_parameter("1.weight").is_contiguous(memory_format=torch.channels_last) == channels_last
+    for model in networks[1:]:
+        close(networks[0], model, 1e-6)
+    # The images are noise, which is another image once it is moved.
+    half = replace(config, augment="none", precision="bf16", attack_precision="bf16")
+    model = convolutions()
+    training = fit(model, images(640), half, ATTACK, validation=images(200, seed=1))
+    assert training.loss < training.epochs[0].loss
+    assert training.validation_accuracy is not None
+    assert training.validation_accuracy > 0.5, training.validation_accuracy
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def check_augmented_rows() -> None:
+    """The same on both devices, and no wait for the device."""
+    (x, _), g = images(50), torch.Generator().manual_seed(0)
+    rows, ways = torch.randint(50, (64,), generator=g), _augment.draw(64, g)
+    on_gpu = [tensor.cuda() for tensor in (x, rows, ways)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = _augment.crop_flip(*on_gpu)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(moved.cpu(), _augment.crop_flip(x, rows, ways))
+
+
+def check_images_resume() -> None:
+    """Stopped after an epoch or within an attack, an augmented bf16 run goes on: statistics and draws come back."""
+    config = replace(CONFIG, augment="crop-flip", precision="bf16", attack_precision="bf16")
+
+    def run(out: str | None, stop: int | None) -> nn.Module:
+        model = convolutions()
+        fit(model, images(330), config, ATTACK, out=out, progress=stop_at(stop))
+        return model
+
+    # Else a convolution may sum its gradients in any order.
+    with torch.backends.cudnn.flags(deterministic=True):
+        stop_and_go_on(run, convolutions, (1, 4, 8), 1e-3)
+
+
 def check_precisions() -> None:
     """Each trains, compiled or not, and torch's switches end as they were."""
     switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.allow_tf32
@@ -171,12 +249,18 @@ def check_precisions() -> None:
 
 
 def check_speed() -> None:
-    """No check: what an epoch of MNIST's size costs, F(10) and F(0)."""
+    """No check: what an epoch costs, of MNIST's size with F(0) and F(10), of CIFAR-10's with VGG(0) and VGG(10)."""
     x, y = rows(60_000)
     for k in (0, 10):
         torch.manual_seed(0)
         training = fit(models.mlp(k).cuda(), (x, y), TrainConfig(epochs=4))
         print(f"  F({k}): {min(epoch.seconds for epoch in training.epochs):.3f} s an epoch of 60,000 rows")
+    x, y = images(50_000)
+    config = TrainConfig(epochs=3, batch=128, rates=(0.01,), precision="bf16", augment="crop-flip")
+    for k in (0, 10):
+        torch.manual_seed(0)
+        training = fit(models.vgg19(k).cuda(), (x, y), config)
+        print(f"  VGG({k}): {min(epoch.seconds for epoch in training.epochs):.3f} s an epoch of 50,000 images, bf16")
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -187,6 +271,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "resume": check_resume,
     "sync": check_no_step_waits_for_the_device,
     "precisions": check_precisions,
+    "augment": check_augmented_rows,
+    "images": check_images,
+    "images-resume": check_images_resume,
     "speed": check_speed,
 }
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from ell0 import models, recipe, report
-from ell0.cli import main
+from ell0 import L0Ball, evaluation, models, recipe, report
+from ell0.cli import _attack, main
 from ell0.cli._common import AttackLine
 from ell0.cli._run import _show
+from ell0.evaluation import Evaluation
 from ell0.recipe import _run
 from ell0.recipe._measure import measured
 from ell0.results import Results
@@ -233,6 +234,25 @@ def test_attack_takes_a_model_of_ones_own(
     assert [attack for attack, _, _ in figures[0]] == ["worst case", "sparse_rs", "pointwise"]
     assert figures[0] == figures[1] == figures[2]
     assert all(n == 9 for _, _, n in figures[0])
+
+
+def test_a_checkpoint_is_attacked_in_the_scale_it_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"name": "mlp", "k": 0, "in_features": 64, "hidden": [4], "classes": 10, "clamp": False}
+    card: dict[str, Any] = {"model": words, "data": "digits", "scale": "unit"}
+    path = save_checkpoint(tmp_path / "unit.safetensors", models.mlp(0, in_features=64, hidden=(4,)), card)
+    seen: list[tuple[float, float, float, float]] = []
+
+    def evaluate(
+        model: object, x: torch.Tensor, y: object, ball: L0Ball, *others: object, **more: object
+    ) -> Evaluation:
+        seen.append((float(x.min()), float(x.max()), float(ball.low), float(ball.high)))
+        return evaluation.evaluate(model, x, y, ball, *others, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_attack, "evaluate", evaluate)
+    assert main(["attack", str(path), "--beta", "3", "--rows", "20", "--queries", "2", "--steps", "2", "--quiet"]) == 0
+    assert seen == [(0.0, 1.0, -1.0, 2.0)]
 
 
 def test_checkpoints_that_do_not_fit_are_one_sentence(

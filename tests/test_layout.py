@@ -14,8 +14,8 @@ import ell0
 
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
-    "threat", "ops", "nn", "models", "data", "attacks", "results", "evaluation", "train", "theory", "recipe", "report",
-    "bench", "cli",
+    "threat", "ops", "nn", "models", "data", "attacks", "results", "parallel", "evaluation", "train", "certify",
+    "theory", "recipe", "report", "bench", "cli",
 ]  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def test_public_names() -> None:
         "L0Ball",
         "__version__",
         "attacks",
+        "certify",
         "data",
         "evaluate",
         "models",
@@ -79,10 +80,13 @@ def test_public_names() -> None:
     assert set(ell0.ops.__all__) == {
         "Prepared",
         "check_k",
+        "clipped_linear",
         "cuts",
         "keep_mask",
         "prepare",
         "trimmed_linear",
+        "trimmed_conv2d",
+        "trimmed_conv2ds",
         "trimmed_linears",
         "truncated_linear",
     }

@@ -23,14 +23,14 @@ import torch
 import ell0
 from ell0 import recipe
 from ell0.evaluation import Evaluation
-from ell0.nn import InputClamp, TruncatedLinear
-from ell0.recipe import _measure, _model, _run
+from ell0.nn import InputClamp, TruncatedConv2d, TruncatedLinear
+from ell0.recipe import _data, _measure, _model, _run
 from ell0.recipe._found import Found
-from ell0.recipe._measure import Subject, measured, median_record
+from ell0.recipe._measure import Subject, measured
 from ell0.recipe._recipe import Measure, Task
 from ell0.results import Results, Row
 from ell0.threat import L0Ball
-from ell0.train import PAPER_MNIST, load_checkpoint
+from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint
 from tiny_recipe import write_recipe
 
 
@@ -559,11 +559,23 @@ def test_a_run_leaves_threads_alone(tiny: Path, tmp_path: Path) -> None:
 def test_the_interval_of_a_median_is_that_of_the_tables(n: int, j: int) -> None:
     """The ranks of the sign test's table; with fewer than six rows no interval reaches 95 %, and it is the range."""
     made = evaluation([1] * n, list(range(1, n + 1)), ["a"], 1.0)
-    record = median_record(replace(made, distance=made.distance.flip(0)))
+    record = replace(made, distance=made.distance.flip(0)).median_record()
     assert (record["low"], record["high"], record["n"]) == (j, n + 1 - j, n)
     if n >= 6:
         assert 2 * sum(math.comb(n, i) for i in range(j)) <= 0.05 * 2**n
     assert record["value"] == (n + 1) / 2
+
+
+def test_a_recipe_says_where_a_network_truncates(tiny: Path) -> None:
+    edited(tiny, 'name = "mlp"\nk = 2\nhidden = [8]', 'name = "small_cnn"\nk = 2\ntruncation = "pixel"')
+    one = recipe.load(tiny).classifiers[1]
+    network = recipe.model({"model": {**one.model, "in_shape": [1, 4, 4]}})
+    first = network.get_submodule("features.0")
+    assert isinstance(first, TruncatedConv2d)
+    assert (first.k, first.unit) == (2, "pixel")
+    edited(tiny, 'truncation = "pixel"', 'truncation = "pixels"')
+    with pytest.raises(ValueError, match="truncation must be one of 'input', 'conv', 'pixel', got 'pixels'; did you"):
+        recipe.load(tiny)
 
 
 def test_a_card_rebuilds_its_model() -> None:
@@ -605,3 +617,181 @@ def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, said in (("cuda", "where torch finds no CUDA GPU"), ("gpu", "device must be such as")):
         with pytest.raises(ValueError, match=said):
             recipe.device_of(device)
+
+
+def test_cifar_recipes_are_those_of_the_paper() -> None:
+    """As the paper trains, with what it leaves open chosen; 100 epochs are the same schedule, shortened."""
+    ours = replace(PAPER_CIFAR10, augment="crop-flip", precision="bf16", attack_precision="bf16", attack_batch=8192)
+    trainings = {"": ours, "-100": replace(ours, epochs=100, refresh=10)}
+    for k in (0, 10):
+        for suffix, training in trainings.items():
+            (one,) = recipe.load(f"cifar-vgg{k}{suffix}").classifiers
+            assert (one.name, one.k, one.budget) == (f"VGG({k})", k, 10)
+            assert one.training == training
+            assert one.attack is not None
+            assert one.attack.parameters == {"queries": 300, "values": "corners"}
+            assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
+    (base,) = recipe.load("cifar-base").classifiers
+    assert (base.attack, base.training) == (None, replace(PAPER_CIFAR10, augment="crop-flip", precision="bf16"))
+
+
+@pytest.mark.parametrize("suffix", ["", "-100"])
+def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
+    table, medians = (recipe.load(f"cifar-table{i}{suffix}") for i in (1, 2))
+    rows = [table.figure(row) for task in table.tasks() for row in task.rows()]
+    found = {
+        (row["k"], row["budget"], row["queries"]): row["paper"] for row in rows if "budget" in row and "paper" in row
+    }
+    assert [found[0, 3, q] for q in (300, 1000, 5000)] == [0.6445, 0.5273, 0.3965]
+    assert [found[0, 8, q] for q in (300, 1000, 5000)] == [0.5292, 0.4023, 0.2636]
+    assert [found[10, 3, q] for q in (300, 1000, 5000)] == [0.7773, 0.7167, 0.6777]
+    assert [found[10, 8, q] for q in (300, 1000, 5000)] == [0.707, 0.6133, 0.5313]
+    clean = {row["k"]: row["paper"] for row in rows if row["what"] == "clean_accuracy"}
+    assert clean == {0: 0.8768, 10: 0.8727}
+    pixels = [row for row in rows if row.get("unit") == "pixel"]
+    assert {(row["attack"], row["budget"], row["beta"]) for row in pixels} == {("worst case", 20, 1.0)}
+    assert sorted(row["value"] for row in table.quoted) == [0.617, 0.63]
+    rho = {(row["k"], row["beta"]): medians.figure(row)["paper"] for task in medians.tasks() for row in task.rows()}
+    assert rho == {(0, 100.0): 2, (0, 1.0): 3, (10, 100.0): 11, (10, 1.0): 17}
+    assert [used.name for used in table.used] == [f"cifar-vgg0{suffix}", f"cifar-vgg10{suffix}"]
+
+
+def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nsummary = "mine"\nlike = "cifar-vgg10-100"\nseed = 3\n'
+        '[data]\nname = "cifar10"\nscale = "unit"\nvalidation = true\n[training]\nepochs = 12\nrates = [0.1]\n'
+    )
+    mine, other = recipe.load(path), recipe.load("cifar-vgg10-100")
+    (one,), (its,) = mine.classifiers, other.classifiers
+    # A later [training] stands in place of an earlier one; its keys stand over those of each classifier.
+    assert one.training == replace(its.training, epochs=12, rates=(0.1,), refresh=25, seed=3)
+    assert (one.model, one.budget, len(mine.measures)) == (its.model, its.budget, len(other.measures))
+    edited(path, "epochs = 12", "epoch = 12")
+    with pytest.raises(ValueError, match="classifier 1, training: 'epoch' is no key here"):
+        recipe.load(path)
+    edited(path, "cifar-vgg10-100", "cifar-vgg11")
+    with pytest.raises(ValueError, match="like must name a recipe that comes with ell0, got 'cifar-vgg11'; did you"):
+        recipe.load(path)
+
+
+UNIT = """
+name = "unit"
+summary = "digits in [0, 1]"
+[data]
+name = "digits"
+scale = "unit"
+train_rows = 200
+[[classifier]]
+name = "F(2)"
+[classifier.model]
+name = "mlp"
+k = 2
+hidden = [8]
+[classifier.training]
+epochs = 3
+batch = 50
+rates = [0.1]
+refresh = 1
+attack_precision = "bf16"
+[classifier.training.attack]
+name = "sparse_rs"
+budget = 3
+queries = 5
+beta = 5.0
+[[measure]]
+what = "robust_accuracy"
+budgets = [3]
+queries = [10]
+beta = [5.0]
+rows = 40
+[[measure]]
+what = "worst_case"
+budgets = [3]
+beta = [1.0, 5.0]
+queries = 10
+steps = 3
+rows = 40
+"""
+
+
+def test_in_the_unit_scale_the_attacker_can_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The box is stretched about the middle of the range, in training, in every measure and in the gallery."""
+    path = tmp_path / "unit.toml"
+    path.write_text(UNIT)
+    balls: list[L0Ball] = []
+    ordinary = L0Ball.box
+    monkeypatch.setattr(L0Ball, "box", lambda ball, x: balls.append(ball) or ordinary(ball, x))  # type: ignore[func-returns-value]
+    out = recipe.run(path, out=tmp_path / "run", device="cpu")
+    assert {(ball.low, ball.high) for ball in balls if ball.budget} == {(-2.0, 3.0), (0.0, 1.0)}
+    splits = _data.splits(recipe.load(path).data, None)
+    assert all((float(x.min()), float(x.max())) == (0.0, 1.0) for x, _ in (splits.train, splits.test))
+    rows = Results.load(out / "results.json").rows
+    assert all(row["scale"] == "unit" for row in rows if row["what"] == "robust_accuracy")
+    (timed,) = [row for row in rows if row["what"] == "training_seconds"]
+    assert timed["attack_precision"] == "bf16"
+    assert load_checkpoint(out / "f2").card["scale"] == "unit"
+    with np.load(out / "gallery.npz") as gallery:
+        assert (gallery["clean"].min(), gallery["clean"].max()) == (-1.0, 1.0)
+        changed = gallery["f2/adv"][gallery["f2/adv"] != gallery["clean"]]
+    assert set(changed.tolist()) == {-5.0, 5.0}
+    before = (out / "results.json").read_bytes()
+    recipe.run(path, out=out, device="cpu")
+    assert Results.load(out / "results.json").rows == json.loads(before)["rows"]
+
+
+@pytest.mark.parametrize("beta", [1.0, 5.0, 100.0])
+def test_both_scales_have_the_same_box(beta: float) -> None:
+    ends = torch.tensor(recipe.box("symmetric", beta))
+    there, _ = recipe.scaled((ends, torch.zeros(2)), "unit")
+    assert there.tolist() == pytest.approx(recipe.box("unit", beta))
+
+
+def test_a_scale_is_for_a_set(tiny: Path) -> None:
+    edited(tiny, 'npz = "tiny.npz"', 'npz = "tiny.npz"\nscale = "unit"')
+    with pytest.raises(ValueError, match=r"tiny\.toml, data: scale must be left out with npz, which is taken as it is"):
+        recipe.load(tiny)
+
+
+def test_five_of_six_batches_are_one_sentence(tmp_path: Path) -> None:
+    for name in [f"data_batch_{i}.bin" for i in (1, 2, 4, 5)] + ["test_batch.bin"]:
+        (tmp_path / name).touch()
+    with pytest.raises(
+        FileNotFoundError, match=r"has five of six cifar10 batches, data_batch_3\.bin is missing"
+    ) as raised:
+        recipe.run("cifar-quick", out=tmp_path / "run", root=tmp_path, device="cpu")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "model", "said"),
+    [
+        (
+            (1, 32, 32),
+            "in_shape = [3, 32, 32]",
+            "CNN: the model must take rows of shape (1, 32, 32) to at least 2 classes",
+        ),
+        (
+            (3, 28, 28),
+            "in_shape = [3, 32, 32]",
+            "CNN: the model must take rows of shape (3, 28, 28) to at least 2 classes",
+        ),
+        ((3, 28, 28), "", "in_shape must have height and width of at least 32, for five poolings, got (3, 28, 28)"),
+        ((3072,), "", "in_shape must be (channels, height, width), got (3072,)"),
+    ],
+)
+def test_images_that_do_not_fit_the_model_are_one_sentence(
+    tmp_path: Path, shape: tuple[int, ...], model: str, said: str
+) -> None:
+    x, y = np.zeros((4, *shape), np.float32), np.arange(4) % 2
+    np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    path = tmp_path / "images.toml"
+    path.write_text(
+        'name = "images"\nsummary = "images"\n[data]\nnpz = "images.npz"\n[[classifier]]\nname = "CNN"\n'
+        f'[classifier.model]\nname = "vgg19"\nk = 0\n{model}\n[[measure]]\nwhat = "clean_accuracy"\n'
+    )
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        recipe.run(path, out=tmp_path / "run", device="cpu")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

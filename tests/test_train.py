@@ -26,6 +26,8 @@ from torch.nn import functional as F
 
 from ell0 import L0Ball, models, results, train
 from ell0.attacks import AttackResult, sparse_rs
+from ell0.nn import InputTruncation
+from ell0.parallel import ALONE
 from ell0.train import (
     PAPER_CIFAR10,
     PAPER_MNIST,
@@ -33,6 +35,7 @@ from ell0.train import (
     Epoch,
     TrainConfig,
     _append,
+    _augment,
     _checkpoint,
     _fit,
     _folder,
@@ -119,6 +122,9 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"schedule": "linear"}, "schedule must be one of 'steps', 'cosine', got 'linear'"),
         ({"optimizer": "lamb"}, "optimizer must be one of 'sgd', 'adam', got 'lamb'"),
         ({"precision": "fp8"}, "precision must be one of 'fp32', 'tf32', 'bf16', got 'fp8'"),
+        ({"attack_precision": ""}, "attack_precision must be one of 'fp32', 'tf32', 'bf16', got ''"),
+        ({"augment": "flip"}, "augment must be one of 'none', 'crop-flip', got 'flip'"),
+        ({"channels_last": 1}, "channels_last must be True, False or None, got 1"),
         ({"warm_up": 0.1}, 'warm_up must be 0 for schedule="steps", got 0.1'),
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
         ({"compile": 1}, "compile must be True or False, got 1"),
@@ -361,11 +367,10 @@ def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> No
 def test_only_whole_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
+    def compiled(model: nn.Module) -> Callable[[Tensor, Tensor], Any]:
+        def forward(x: Tensor, y: Tensor) -> Any:
             seen.append(len(x))
-            out: Tensor = model(x)
-            return out
+            return model(x, y)
 
         return forward
 
@@ -382,6 +387,167 @@ def test_half_precision_is_for_the_steps() -> None:
     assert set(types) == {(True, torch.bfloat16), (False, torch.float32)}
     assert model[0].weight.dtype == torch.float32
     assert training.epochs[-1].loss < training.epochs[0].loss
+
+
+def test_the_attack_has_a_precision_of_its_own() -> None:
+    """It holds where the attack is rehearsed and where it runs, and ends with it."""
+    inside: list[bool] = []
+    outside: list[bool] = []
+
+    def attack(*arguments: Any, **named: Any) -> AttackResult:
+        inside.append(torch.is_autocast_enabled("cpu"))
+        return ATTACK(*arguments, **named)
+
+    fit(
+        network(), rows(), replace(CONFIG, attack_precision="bf16"), attack,
+        progress=lambda _: outside.append(torch.is_autocast_enabled("cpu")),
+    )  # fmt: skip
+    assert len(inside) == 1 + 2 * 3
+    assert all(inside)
+    assert not any(outside)
+    fit(network(), rows(), replace(CONFIG, precision="bf16"), attack)
+    assert not any(inside[7:])
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def images(n: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (n,), generator=g)
+    x = 0.3 * torch.randn(n, 2, 6, 5, generator=g)
+    x[torch.arange(n), 0, y] += 0.7
+    return x, y
+
+
+def convolutions() -> nn.Module:
+    """What the paper has in VGG(k), with few numbers."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        features = InputTruncation((2, 6, 5), 2), nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+        return nn.Sequential(*features, nn.Flatten(), nn.Linear(120, CLASSES))
+
+
+def cropped_and_flipped(image: Tensor, way: int) -> Tensor:
+    """The definition, for one image."""
+    _, height, width = image.shape
+    top, left, flips = way // 2 // 9, way // 2 % 9, way % 2
+    crop = F.pad(image, (4, 4, 4, 4))[:, top : top + height, left : left + width]
+    return crop.flip(2) if flips else crop
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)),
+    rows=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_crop_and_flip_is_its_definition(shape: tuple[int, int, int], rows: list[int], data: st.DataObject) -> None:
+    ways = data.draw(st.lists(st.integers(0, 161), min_size=len(rows), max_size=len(rows)))
+    points = 1 + torch.arange(4 * math.prod(shape), dtype=torch.float32).view(4, *shape)
+    moved = _augment.crop_flip(points, torch.tensor(rows), torch.tensor(ways))
+    want = torch.stack([cropped_and_flipped(points[row], way) for row, way in zip(rows, ways, strict=True)])
+    assert torch.equal(moved, want)
+
+
+def test_every_way_to_crop_and_flip_is_drawn() -> None:
+    counts = torch.bincount(_augment.draw(162 * 100, torch.Generator().manual_seed(0)), minlength=162)
+    assert len(counts) == 162
+    assert 50 < counts.min() <= counts.max() < 150
+
+
+def test_epoch_and_seed_give_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[int] = []
+
+    def drawn(rows: int, generator: torch.Generator) -> Tensor:
+        keys.append(generator.initial_seed())
+        return _augment.draw(rows, generator)
+
+    monkeypatch.setattr(_fit, "draw", drawn)
+    for seed in (0, 1, 0):
+        fit(convolutions(), images(20), replace(CONFIG, epochs=2, augment="crop-flip", seed=seed))
+    assert keys[:2] == keys[4:]
+    assert len(set(keys)) == 4
+
+
+def test_each_epoch_augments_x_and_x_prime_anew() -> None:
+    model, (x, y) = convolutions(), images(20)
+    trained: list[Tensor] = []
+    model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
+
+    def attack(_: object, points: Tensor, labels: Tensor, *, rows: Tensor, **__: object) -> AttackResult:
+        """Breaks every row with the value 7; it gets them as they are."""
+        if len(rows) > 1:
+            assert torch.equal(points, x[rows])
+        ones = torch.ones_like(labels)
+        return AttackResult(torch.full_like(points, 7.0), ones == 1, ones, ones, points, ones.float())
+
+    config = TrainConfig(epochs=2, batch=40, rates=(0.1,), refresh=1, augment="crop-flip")
+    fit(model, (x, y), config, attack, validation=(x, y))
+    first, second = trained
+    ways = [{cropped_and_flipped(image, way).numpy().tobytes() for way in range(162)} for image in x]
+    assert all(any(point.numpy().tobytes() in some for some in ways) for point in first)
+    sevens = (second == 7).flatten(1)
+    assert int(sevens.any(1).sum()) == 20
+    assert len({tuple(row) for row in sevens.tolist()}) > 5
+    assert set(second[sevens.any(1)].unique().tolist()) == {0.0, 7.0}
+    mine = {point.numpy().tobytes() for point in first}
+    assert sum(point.numpy().tobytes() not in mine for point in second[~sevens.any(1)]) > 10
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_stopped_anywhere_go_on_to_the_same_bits(tmp_path: Path, channels_last: bool) -> None:
+    """The draws of the augmentation and the running statistics of batch norm come back."""
+    config = replace(CONFIG, augment="crop-flip", channels_last=channels_last)
+    about: dict[str, Any] = {"config": config, "data": images(), "validation": images(9, seed=1)}
+    whole = run(None, convolutions(), **about)
+    assert float(whole.get_buffer("2.num_batches_tracked")) > 6
+    for stop in (1, 4, 7, 9):
+        out = tmp_path / str(stop)
+        with pytest.raises(Killed):
+            run(out, convolutions(), stop, **about)
+        model = run(out, convolutions(), **about)
+        assert same(model, whole), stop
+        assert same(train.load_checkpoint(out).tensors, whole.state_dict()), stop
+
+
+def test_channels_last_changes_how_weights_lie_and_no_more() -> None:
+    networks = []
+    for channels_last in (False, True):
+        model = convolutions()
+        fit(model, images(), replace(CONFIG, channels_last=channels_last, epochs=2))
+        networks.append(model)
+    strides = [model.get_parameter("1.weight").stride() for model in networks]
+    assert strides == [(18, 9, 3, 1), (18, 1, 6, 2)]
+    for one, other in zip(networks[0].state_dict().values(), networks[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_graph_of_convolutions_keeps_their_statistics() -> None:
+    config = TrainConfig(batch=20, rates=(0.1,), precision="bf16")
+    eager = _step.Stepper(convolutions(), config)
+    graph = _step.GraphStepper(convolutions(), config, *images(20, seed=9))
+    graph._graph.stepper = graph  # type: ignore[attr-defined]
+    assert same(eager.model, graph.model)
+    for i, n in enumerate((20, 20, 7, 20)):
+        for stepper in (eager, graph):
+            stepper.step(*images(n, seed=i))
+    assert same(eager.model, graph.model)
+    assert int(graph.model.get_buffer("2.num_batches_tracked")) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "to have 3 channels, but got 2"),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "shapes cannot be multiplied"),
+        (models.small_cnn(2, in_shape=(2, 8, 8)), "x must have shape (n, 2, 8, 8), got (1, 2, 6, 5)"),
+    ],
+)
+def test_images_of_another_shape_are_one_sentence(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        fit(model, images(), CONFIG)
+    assert "\n" not in str(raised.value)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -480,12 +646,10 @@ def test_x_prime_is_what_was_broken_and_is_made_anew() -> None:
 
 def test_labels_of_x_prime_are_the_true_ones() -> None:
     x, y = rows(30)
-    found = _append.Found.nothing(2, x)
-    for part in (slice(0, 20), slice(20, 30)):
-        result = sparse_rs(network(), x[part], y[part], L0Ball(3, low=-9.0, high=9.0), queries=20)
-        found = found.learn(x[part], result)
-        if part.start == 0:
-            first = result
+    attack, key = partial(sparse_rs, ball=L0Ball(3, low=-9.0, high=9.0), queries=20), _append.generator(0, "attack", 2)
+    nothing = _append.Found.nothing(2, x)
+    *_, found = _append.search(attack, network(), x, y, nothing, seed=0, batch=20, team=ALONE)
+    first = attack(network(), x[:20], y[:20], generator=key, rows=torch.arange(20))
     kept = first.success & (first.distance > 0)
     assert 0 < kept.sum() < 20
     whole = _append.TrainingSet(x, y)
@@ -596,6 +760,10 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
         ({"validation": (torch.zeros(2, 13), torch.zeros(2).long())}, "validation must have an x like that of data"),
         ({"validation": (rows()[0].double(), rows()[1])}, "validation must have an x like that of data, a float32"),
         ({"config": {"epochs": 6}}, "config must be a TrainConfig, got {'epochs': 6}"),
+        (
+            {"config": replace(CONFIG, augment="crop-flip")},
+            "augment must be \"none\" unless x is (n, channels, height, width), got 'crop-flip' for (50, 12)",
+        ),
         ({"card": {"a": {1}}}, "card must be what JSON can say, got {'a': {1}}"),
         ({"attack": "sparse_rs"}, "attack must be a callable, got 'sparse_rs'"),
         ({"attack": partial(ATTACK, queries=0)}, "queries must be an int >= 1, got 0"),
@@ -720,6 +888,7 @@ def test_what_a_kill_left_behind_is_cleared_up(tmp_path: Path) -> None:
     ("other", "differs"),
     [
         ({"config": replace(CONFIG, momentum=0.5)}, "config.momentum"),
+        ({"config": replace(CONFIG, attack_precision="bf16")}, "config.attack_precision"),
         ({"config": replace(CONFIG, epochs=7, seed=3)}, "config.epochs, config.seed"),
         ({"data": rows(50, seed=5)}, "x of data, y of data"),
         ({"validation": None}, "x of validation, y of validation"),
@@ -737,6 +906,17 @@ def test_the_folder_of_another_training_is_refused(tmp_path: Path, other: dict[s
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         run(tmp_path, **other)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_from_before_a_field_existed_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=6)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint = train.load_checkpoint(path)
+    old = {part: value for part, value in checkpoint.about["parts"].items() if part != "config.augment"}
+    assert len(old) == len(checkpoint.about["parts"]) - 1
+    _checkpoint.write(path, replace(checkpoint, about=checkpoint.about | {"parts": old}))
+    assert same(run(tmp_path), run(None))
 
 
 def test_a_ball_whose_tensors_print_alike_is_another_one(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import attacks, data, models, nn, ops, recipe, train
+from . import attacks, certify, data, models, nn, ops, recipe, train
 from .attacks import ATTACKS
 from .evaluation import evaluate
 from .nn import truncate
@@ -14,6 +14,7 @@ __all__ = [
     "L0Ball",
     "__version__",
     "attacks",
+    "certify",
     "data",
     "evaluate",
     "models",

@@ -10,6 +10,7 @@ from .. import __version__
 from ._attack import attack
 from ._bench import app as bench_app
 from ._bench import bench_attacks, bench_layer, bench_train
+from ._certify import certify
 from ._data import app as data_app
 from ._report import report
 from ._run import run
@@ -17,7 +18,8 @@ from ._theory import app as theory_app
 from ._theory import theory, theory_malware
 
 __all__ = [
-    "app", "attack", "bench_attacks", "bench_layer", "bench_train", "main", "report", "run", "theory", "theory_malware",
+    "app", "attack", "bench_attacks", "bench_layer", "bench_train", "certify", "main", "report", "run", "theory",
+    "theory_malware",
 ]  # fmt: skip
 
 app = App(
@@ -26,7 +28,7 @@ app = App(
     help="Classifiers that survive sparse (L0) attacks: an attacker who changes a few inputs, by any amount.",
     suppress_keyboard_interrupt=False,
 )
-for command in (run, attack, report, theory_app, data_app, bench_app):
+for command in (run, attack, certify, report, theory_app, data_app, bench_app):
     app.command(command)
 
 

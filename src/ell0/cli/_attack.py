@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
@@ -20,8 +18,8 @@ from .. import recipe
 from ..evaluation import evaluate
 from ..results import Results
 from ..threat import L0Ball
-from ..train import load_checkpoint
 from ._common import AttackLine, Json, Quiet, check_out, command_words, hand_over
+from ._model import load_model, load_rows
 
 _TOO_FEW = 3  # the exit code
 
@@ -66,7 +64,8 @@ def attack(
     budget
         Units that may change.
     beta
-        A changed number becomes a value from -beta to beta.
+        A changed number becomes a value from -beta to beta; behind a checkpoint trained on [0, 1], one of that range,
+        stretched beta times about its middle.
     unit
         What counts as one change: a feature, or a pixel with all its channels.
     queries
@@ -96,11 +95,12 @@ def attack(
         raise ValueError(f"beta must be a number > 0, got {beta}")
     if out is not None:
         check_out(out)
-    ball = L0Ball(budget, unit, -beta, beta)
     cascade = recipe.cascade(attacks, queries=queries, steps=steps)
     place = recipe.device_of(device)
-    network, card = _model(model)
-    x, y = _data(data or card.get("data"), root)
+    network, card = load_model(model)
+    scale: recipe.Scale = card.get("scale", "symmetric")
+    ball = L0Ball(budget, unit, *recipe.box(scale, beta))
+    x, y = load_rows(data or card.get("data"), root, scale)
     x, y = x[:rows].to(place), y[:rows].to(place)
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
@@ -125,55 +125,6 @@ def attack(
     results.rows = evaluation.rows(classifier=card.get("classifier", named), beta=beta)
     hand_over(results, out, as_json, Console(stderr=True, quiet=quiet), lambda _: print(evaluation))
     return _TOO_FEW if fail_under is not None and evaluation.robust_accuracy < fail_under else 0
-
-
-def _model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """The model, and the card of its checkpoint; an empty one, if it has none."""
-    path = Path(words)
-    if path.exists() or path.suffix == ".safetensors":
-        return _from_checkpoint(path)
-    module, colon, name = words.partition(":")
-    if not colon or not module or not name:
-        raise ValueError(f"model must be a checkpoint that is there, or package.module:name, got {words!r}")
-    return _imported(words, module, name), {}
-
-
-def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    if path.is_dir() and not (path / "checkpoint.safetensors").exists():
-        inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
-        hint = f"; there are {inside}" if inside else ""
-        raise FileNotFoundError(f"model must be a checkpoint, but {str(path)!r} has no checkpoint.safetensors{hint}")
-    checkpoint = load_checkpoint(path)
-    try:
-        network = recipe.model(checkpoint.card)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; give a model of your own as package.module:name") from error
-    checkpoint.into(network)
-    return network, checkpoint.card
-
-
-def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"model must name something in {module}, got {words!r}{hint}")
-        found = getattr(found, part)
-    model: Any = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if not callable(model):
-        raise ValueError(f"model must name a model, or a callable that makes one, got {words!r}, which gives {model!r}")
-    return cast(Callable[[Tensor], Tensor], model)
-
-
-def _data(words: str | None, root: Path | None) -> tuple[Tensor, Tensor]:
-    if words is None:
-        raise ValueError("data must be given for this model: digits, mnist, fashion-mnist, cifar10 or a .npz file")
-    if words in sets.NAMES or not (words.endswith(".npz") or Path(words).exists()):
-        return sets.load(words, "test", root)
-    return recipe.arrays(words)
 
 
 def _check_answers(model: Callable[[Tensor], Tensor], x: Tensor) -> None:

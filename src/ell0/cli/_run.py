@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import recipe as recipes
-from ..recipe import Stage
+from ..parallel import together
+from ..recipe import Stage, Swept
 from ..results import Results, Row
 from ..train import Epoch
 from ._common import AttackLine, Json, Quiet
@@ -32,6 +33,8 @@ def run(
     out: Path | None = None,
     device: str | None = None,
     root: Path | None = None,
+    devices: int | None = None,
+    nodes: int = 1,
     fresh: Annotated[bool, Parameter(negative="")] = False,
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
     as_json: Json = False,
@@ -42,9 +45,11 @@ def run(
     Examples: ell0 run
               ell0 run mnist-quick --out runs/first
               ell0 run my-recipe.toml --device cpu
+              ell0 run mnist-f10 --devices 8
               ell0 run --list
 
-    A run that was stopped, by Ctrl-C or worse, goes on when the same command is given again.
+    A run that was stopped, by Ctrl-C or worse, goes on when the same command is given again. The runs of a sweep are
+    shared by all processes that were given the command.
 
     Parameters
     ----------
@@ -56,6 +61,11 @@ def run(
         cpu or cuda; without it a GPU where there is one.
     root
         Where the data lies: this folder, else $ELL0_DATA, else the user cache.
+    devices
+        Processes on each machine that share a run, each with a GPU where there are some; more than one needs
+        ell0[dist]. Under torchrun as many as it started.
+    nodes
+        Machines, on each of which this command is given, by SLURM or with $NODE_RANK and $MASTER_ADDR set.
     fresh
         Stop where the run folder holds a run already.
     list_
@@ -64,14 +74,31 @@ def run(
     if list_:
         _list(as_json)
         return
-    console = Console(file=sys.stderr, quiet=quiet)
-    try:
-        with _progress(console) as progress:
-            folder = recipes.run(recipe, out=out, device=device, resume=not fresh, root=root, progress=progress)
-    except KeyboardInterrupt:
-        options = {"--out": out, "--device": device, "--root": root}
-        words = [str(word) for option in options.items() if option[1] is not None for word in option]
-        raise KeyboardInterrupt(f"interrupted: go on with `{shlex.join(['ell0', 'run', recipe, *words])}`") from None
+    with together(devices, nodes, device) as team:
+        console = Console(file=sys.stderr, quiet=quiet or not team.first)
+        members = recipes.sweep(recipe)
+        home = Path("runs") / Path(recipe).stem if out is None else out
+        try:
+            with _progress(console) as progress:
+                how: dict[str, Any] = {"device": device, "root": root, "progress": progress, "team": team}
+                if members:
+                    swept = recipes.run_sweep(members, home, resume=not fresh, **how)
+                else:
+                    folder = recipes.run(recipe, out=out, resume=not fresh, **how)
+        except KeyboardInterrupt:
+            options = {"--out": out, "--device": device, "--root": root, "--devices": devices}
+            options |= {"--nodes": nodes} if nodes > 1 else {}
+            words = [str(word) for option in options.items() if option[1] is not None for word in option]
+            command = shlex.join(["ell0", "run", recipe, *words])
+            raise KeyboardInterrupt(f"interrupted: go on with `{command}`") from None
+        if team.first and members:
+            _tell_sweep(swept, home, as_json)
+        elif team.first:
+            _tell(folder, as_json)
+
+
+def _tell(folder: Path, as_json: bool) -> None:
+    """Writes the page of a run, and says what it found."""
     from .. import report
 
     page = report.write([folder], folder / "report.html")
@@ -82,6 +109,22 @@ def run(
     _show(results)
     print(report.verdict([folder]))
     print(f"page: {page}")
+
+
+def _tell_sweep(swept: Swept, home: Path, as_json: bool) -> None:
+    """Writes the page of the runs of a sweep that are done, and says what they found."""
+    from .. import report
+
+    page = report.write(swept.finished, home / "report.html") if swept.finished else None
+    if as_json:
+        runs = {str(folder): asdict(Results.load(folder / "results.json")) for folder in swept.finished}
+        print(json.dumps({"runs": runs, "busy": [str(folder) for folder in swept.busy], "page": page and str(page)}))
+        return
+    if page is not None:
+        print(report.verdict(swept.finished))
+    if swept.busy:
+        print(f"other processes are at work on {', '.join(folder.name for folder in swept.busy)}")
+    print(f"page: {page}" if page else "no run is done yet")
 
 
 def _list(as_json: bool) -> None:

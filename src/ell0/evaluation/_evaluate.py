@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..attacks import ATTACKS
 from ..attacks.contract import AttackResult, Model, Victim, check_count
+from ..parallel import ALONE, Team
 from ..threat import L0Ball
 from ._record import CLEAN, Evaluation, Share, percent
-from ._state import State, bare, fingerprint
+from ._state import Found, State, bare, fingerprint
 from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, part, train_mode
 
 Attack = Callable[..., AttackResult]
@@ -59,6 +60,7 @@ def evaluate(
     seed: int = 0,
     state_path: Path | str | None = None,
     progress: bool = True,
+    team: Team = ALONE,
 ) -> Evaluation:
     """Clean accuracy, then every attack in turn on the rows that still stand.
 
@@ -76,13 +78,15 @@ def evaluate(
             for it raises.
         budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
             rows still standing: a row broken with d changes is broken at every budget from d.
-        batch: rows in one call of an attack; the result does not depend on it if the model's answer for a row does not
-            depend on the rest of its batch.
+        batch: rows in one call of an attack, on each rank; the result does not depend on it if the model's answer for a
+            row does not depend on the rest of its batch.
         seed: gives each attack, by its name, the key of its draws.
         state_path: a file that is rewritten after each batch; a killed evaluation called again with the same arguments
             goes on from there, with any batch size.
         progress: a line for each attack that ends, if standard error is a terminal. The attacks themselves show how
             far they are there, whatever this says.
+        team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
+            Rank 0 alone writes and prints; the number of ranks may change before an evaluation goes on.
 
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
@@ -91,38 +95,41 @@ def evaluate(
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
-    path = _checked_path(state_path)
+    path = team.once(partial(_checked_path, state_path))
     Victim(model, x, y, ball, generator=None, rows=None, target=None, finite=False)  # checks the arguments as a whole
+    team.check_rows("x", len(x))
     steps = _checked_budgets(budgets, ball)
     flags = train_mode(model)
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     with on_rows(model, x, y, ball, first):  # the model stays in eval mode to the end, for every attack
-        probe = Probe.of(model, x)
+        probe = team.once(partial(Probe.of, model, x))
         blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
         if blocked and attacks is not None:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
-        clean, wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable)
+        clean, wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable, team)
         _rehearse(model, x, ball, entries, seed)
         attacks_ = {name: entry.attack for name, entry in entries.items()}
         parts = fingerprint(model, x, y, ball, attacks_, steps, seed)
         state = State.fresh(x, clean, wrong, len(entries))
-        if path is not None and path.exists():
-            state = State.load(path, x, parts, clean, _NOISE * probe.noise)
+        saved = team.once(partial(_content, path))
+        if path is not None and saved is not None:
+            state = State.load(path, saved, x, parts, clean, _NOISE * probe.noise)
         for budget, (column, (name, entry)) in product(filter(None, steps), list(enumerate(entries.items()))):
             waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
-            for rows in batches(waiting, batch):
-                start, here = time.perf_counter(), rows.to(x.device)
-                mine = part(ball, x, here, budget)
-                result = entry.attack(model, x[here], y[here], mine, generator=_generator(seed, name), rows=here)
-                state.learn(column, budget, rows, result)
+            for rows in batches(waiting.nonzero().squeeze(1), batch * team.size):
+                start = time.perf_counter()
+                own = team.share(rows).to(x.device)
+                for found in team.gather(partial(_attacked, entry, model, x, y, ball, budget, own, seed, name)):
+                    if found is not None:
+                        state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - start
-                if path is not None:
+                if path is not None and team.first:
                     state.save(path, x, parts)
-            if progress and waiting.any() and sys.stderr.isatty():
+            if progress and team.first and waiting.any() and sys.stderr.isatty():
                 stands = Share(int((state.verdict < 0).sum()), len(x))
                 print(f"{name}, budget {budget}: robust accuracy {percent(stands)}", file=sys.stderr)
-        lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random)
+        lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random, team)
     flags += nature(probe, blocked, int(blind.sum()), lost, len(x)) + doubts(state, 0 if probe.random else lost)
     flags += beaten(state, {name: _by_gradients(entry) for name, entry in entries.items()})
     return Evaluation(
@@ -138,6 +145,17 @@ def evaluate(
         units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
         flags=tuple(flags),
     )
+
+
+def _attacked(
+    entry: Entry, model: Model, x: Tensor, y: Tensor, ball: L0Ball, budget: int, rows: Tensor, seed: int, name: str
+) -> Found | None:
+    """What an attack finds for some rows of x; None, if there are none."""
+    if not len(rows):
+        return None
+    mine = part(ball, x, rows, budget)
+    result = entry.attack(model, x[rows], y[rows], mine, generator=_generator(seed, name), rows=rows)
+    return Found.of(rows, x[rows], result)
 
 
 def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], seed: int) -> None:
@@ -213,6 +231,11 @@ def _checked_path(state_path: Path | str | None) -> Path | None:
     except OSError as error:
         raise ValueError(f"state_path must be where a file can be written, got {str(path)!r} ({error})") from error
     return path
+
+
+def _content(path: Path | None) -> bytes | None:
+    """What a file holds, if it is there."""
+    return path.read_bytes() if path is not None and path.exists() else None
 
 
 def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:

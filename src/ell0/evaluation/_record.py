@@ -40,6 +40,22 @@ class Share(float):
         return {"value": float(self), "n": self.n, "low": self.low, "high": self.high}
 
 
+def median_record(counts: Tensor) -> Row:
+    """The median of ``(n,)`` as entries of a row of results, with a 95 % interval from their order alone.
+
+    The numbers of those below and above the median are binomial(n, 1/2), so it lies between the j-th least and the
+    j-th largest, but for a chance of 2 P(B < j).
+    """
+    counts, n = counts.sort().values, len(counts)
+    j, ways, chance = 0, 1, 1  # of the 2**n outcomes, those with B = j and those with B <= j
+    while 40 * chance <= 2**n:
+        j += 1
+        ways = ways * (n - j + 1) // j
+        chance += ways
+    low, high = counts[max(j, 1) - 1], counts[n - max(j, 1)]  # with few rows no j does, and it is the whole range
+    return {"value": float(statistics.median(counts.tolist())), "n": n, "low": float(low), "high": float(high)}
+
+
 @dataclass(frozen=True)
 class AttackRecord:
     """What one attack of an evaluation did.
@@ -133,7 +149,15 @@ class Evaluation:
 
         The paper's rho is that of a minimal-norm attack alone, with a budget of all units.
         """
-        return float(statistics.median(torch.where(self.verdict < 0, self.units, self.distance).tolist()))
+        return float(statistics.median(self._distances.tolist()))
+
+    def median_record(self) -> Row:
+        """Rho as entries of a row, with its 95 % interval."""
+        return median_record(self._distances)
+
+    @property
+    def _distances(self) -> Tensor:
+        return torch.where(self.verdict < 0, self.units, self.distance)
 
     def rows(self, **what: Any) -> list[Row]:
         """Flat records for `ell0.results.Results`, one figure each; ``what`` goes into every one."""

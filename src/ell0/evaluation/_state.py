@@ -24,6 +24,35 @@ from ..threat import L0Ball
 _SAME = 1e-3  # of the largest clean margin: so far rounding in other batches may move a margin
 
 
+@dataclass(frozen=True)
+class Found:
+    """What an attack found for some rows: small, on the CPU, and of its points no more than what differs from x.
+
+    rows: ``(m,)`` int64, of x; success, distance, queries, refuted: ``(m,)``, as in `AttackResult` and `State`.
+    at, values: ``(c,)``, which numbers of x, flattened, change in the rows that are broken, and to what.
+    """
+
+    rows: Tensor
+    success: Tensor
+    distance: Tensor
+    queries: Tensor
+    refuted: Tensor
+    at: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, x: Tensor, result: AttackResult) -> Found:
+        """rows: ``(m,)``, which of all rows were attacked, and x: ``(m, ...)``, as they were."""
+        success = result.success.cpu()
+        broken = result.success.nonzero().squeeze(1)
+        changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
+        values = result.x_adv[broken].flatten(1)[changed[:, 0], changed[:, 1]]
+        at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
+        # A row broken in a query has a margin below 0 for good.
+        refuted = ~success & (result.margin.cpu() < 0)
+        return cls(rows.cpu(), success, result.distance.cpu(), result.queries.cpu(), refuted, at.cpu(), values.cpu())
+
+
 @dataclass
 class State:
     """How far an evaluation is; the tensors are those of `Evaluation`, and two more.
@@ -47,19 +76,18 @@ class State:
         nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
         seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
         none = torch.zeros_like(wrong)
-        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, x.detach().clone())
+        points = x.detach().clone(memory_format=torch.contiguous_format)
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
 
-    def learn(self, column: int, budget: int, rows: Tensor, result: AttackResult) -> None:
+    def learn(self, column: int, budget: int, found: Found) -> None:
         """Takes over what an attack found for some rows."""
-        success = result.success.cpu()
-        self.queries[rows, column] += result.queries.cpu()
-        self.tried[rows, column] = budget
-        # A row broken in a query has a margin below 0 for good.
-        self.refuted[rows] |= ~success & (result.margin.cpu() < 0)
-        broken = rows[success]
+        self.queries[found.rows, column] += found.queries
+        self.tried[found.rows, column] = budget
+        self.refuted[found.rows] |= found.refuted
+        broken = found.rows[found.success]
         self.verdict[broken] = column + 1
-        self.distance[broken] = result.distance.cpu()[success]
-        self.x_adv[broken.to(self.x_adv.device)] = result.x_adv[result.success]
+        self.distance[broken] = found.distance[found.success]
+        self.x_adv.view(-1)[found.at.to(self.x_adv.device)] = found.values.to(self.x_adv.device)
 
     def save(self, path: Path, x: Tensor, parts: dict[str, str]) -> None:
         """Writes the file whole. Of x_adv only what differs from x."""
@@ -71,13 +99,13 @@ class State:
         write_whole(path, file.getvalue())
 
     @classmethod
-    def load(cls, path: Path, x: Tensor, parts: dict[str, str], clean: Tensor, noise: float) -> State:
-        """Reads what `save` wrote; raises if it is of another evaluation, and says in what.
+    def load(cls, path: Path, content: bytes, x: Tensor, parts: dict[str, str], clean: Tensor, noise: float) -> State:
+        """Reads what `save` wrote to a path; raises if it is of another evaluation, and says in what.
 
         Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
                 arrays = {key: torch.from_numpy(file[key]) for key in file.files if key != "parts"}
                 saved = json.loads(str(file["parts"]))
             at, values = arrays.pop("at"), arrays.pop("values")

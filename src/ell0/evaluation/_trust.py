@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attacks.contract import Model, Victim
+from ..parallel import Team
 from ..threat import L0Ball
 from ._state import State
 
@@ -52,12 +54,21 @@ def _differentiable(model: Model, x: Tensor) -> bool:
 
 
 def clean_pass(
-    model: Model, x: Tensor, y: Tensor, ball: L0Ball, batch: int, differentiable: bool
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, batch: int, differentiable: bool, team: Team
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Margins, float64, which rows are misclassified, and where the gradient of the margin is zero or not finite:
     ``(n,)`` each."""
+    rows = torch.arange(len(x), device="cpu")
+    parts = team.gather(partial(_clean_part, model, x, y, ball, batches(team.share(rows), batch), differentiable))
+    margin, wrong, blind = (team.whole(shares) for shares in zip(*parts, strict=True))
+    return margin, wrong, blind
+
+
+def _clean_part(
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, some: Sequence[Tensor], differentiable: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     margin, wrong, blind = [], [], []
-    for rows in torch.arange(len(x), device="cpu").split(batch):
+    for rows in some:
         with on_rows(model, x, y, ball, rows) as victim:
             margin.append(victim.margin.double().cpu().clone())
             wrong.append(victim.success.cpu())
@@ -70,15 +81,24 @@ def clean_pass(
 
 
 def check_claims(
-    model: Model, x: Tensor, y: Tensor, ball: L0Ball, state: State, names: tuple[str, ...], batch: int, random: bool
-) -> int:
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, state: State, names: tuple[str, ...], batch: int, random: bool,
+    team: Team,
+) -> int:  # fmt: skip
     """Looks at every broken row once more; raises where a claim is wrong.
 
     Counts the errors that do not come back and are no lie: all of a model that answers by chance, otherwise those so
     near the boundary that rounding may take them to either side.
     """
+    rows = team.share((state.verdict > 0).nonzero().squeeze(1))
+    return sum(team.gather(partial(_check_part, model, x, y, ball, state, names, batches(rows, batch), random)))
+
+
+def _check_part(
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, state: State, names: tuple[str, ...], some: Sequence[Tensor],
+    random: bool,
+) -> int:  # fmt: skip
     lost = 0
-    for rows in batches(state.verdict > 0, batch):
+    for rows in some:
         here = rows.to(x.device)
         points = state.x_adv[here]
         mine = part(ball, x, here, ball.budget)
@@ -186,7 +206,6 @@ def part(ball: L0Ball, x: Tensor, rows: Tensor, budget: int) -> L0Ball:
     return replace(ball, budget=budget, low=take(ball.low), high=take(ball.high), mutable=take(ball.mutable))
 
 
-def batches(mask: Tensor, batch: int) -> list[Tensor]:
-    """Positions of the True entries of ``(n,)``, at most ``batch`` at a time."""
-    rows = mask.nonzero().squeeze(1)
+def batches(rows: Tensor, batch: int) -> list[Tensor]:
+    """Some rows, at most ``batch`` at a time."""
     return list(rows.split(batch)) if len(rows) else []

@@ -7,6 +7,7 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,18 +19,23 @@ from ..threat import describe
 Pair = tuple[Tensor, Tensor]
 """x ``(n, ...)`` float32 and y ``(n,)`` int64."""
 
+Scale = Literal["symmetric", "unit"]
+"""The range of images: [-1, 1], where a number that a truncation removes becomes mid-grey, or [0, 1], where black."""
+
 
 @dataclass(frozen=True)
 class Data:
     """Where the data comes from: ``name``, a set of `ell0.data`, or ``npz``, a file with arrays x_train, y_train,
     x_test and y_test.
 
+    scale: what a set is brought to; a file is taken as it is.
     train_rows: the first n of the training rows only.  validation: whether the last tenth is taken off them, to choose
     on; it is measured in training and may be measured after it.
     """
 
     name: str | None
     npz: Path | None
+    scale: Scale
     train_rows: int | None
     validation: bool
 
@@ -63,7 +69,9 @@ class Splits:
 def splits(source: Data, root: Path | str | None) -> Splits:
     """Reads the data of a recipe; raises where it is not here, or not whole."""
     if source.name is not None:
-        train, test = (data.load(source.name, split, root) for split in ("train+validation", "test"))
+        train, test = (
+            scaled(data.load(source.name, split, root), source.scale) for split in ("train+validation", "test")
+        )
     else:
         assert source.npz is not None
         train, test = (arrays(source.npz, f"x_{split}", f"y_{split}") for split in ("train", "test"))
@@ -76,6 +84,23 @@ def splits(source: Data, root: Path | str | None) -> Splits:
     if rows > cut:
         raise ValueError(f"data.train_rows must be at most the {cut} rows there are to train on, got {rows}")
     return Splits((x[:rows], y[:rows]), (x[cut:], y[cut:]) if source.validation else None, test)
+
+
+def scaled(rows: Pair, scale: Scale) -> Pair:
+    """Rows of a set of `ell0.data`, which lie in [-1, 1], brought to a scale."""
+    x, y = rows
+    return (x, y) if scale == "symmetric" else ((x + 1) / 2, y)
+
+
+def box(scale: Scale, beta: float) -> tuple[float, float]:
+    """What a changed number may become, from and to: the range of the data, stretched beta times about its middle.
+
+        [-beta, beta] for [-1, 1]     ([Beliaev22] section 5)     [(1 - beta) / 2, (1 + beta) / 2] for [0, 1]
+
+    The second is the first, scaled like the data, and what the authors' code has: an attacker can do the same to an
+    image in either scale. Only what a truncation leaves of a number differs.
+    """
+    return (-beta, beta) if scale == "symmetric" else ((1 - beta) / 2, (1 + beta) / 2)
 
 
 def arrays(path: Path | str, x_name: str = "x", y_name: str = "y") -> Pair:

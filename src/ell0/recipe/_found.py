@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..results import write_whole
 
+CERTIFICATE = "certificate"
 CLEAN = "clean"
 """What decided a row that is misclassified from the start, as in `ell0.evaluation.Evaluation`."""
 
@@ -32,6 +33,31 @@ class Found:
     verdict: Tensor
     distance: Tensor
 
+    @classmethod
+    def certificate(cls, beta: float, radii: Tensor) -> Found:
+        """That no point within a box, nearer than the radius of a row, is an error: as distances that nothing broke."""
+        return cls(beta, (CERTIFICATE,), torch.full_like(radii, -1), radii)
+
+    @property
+    def proves(self) -> bool:
+        """Whether it is a certificate."""
+        return self.names == (CERTIFICATE,)
+
+    def check(self, other: Found) -> None:
+        """Raises where one is a certificate and the other an error nearer than it allows: one of them is wrong."""
+        if other.proves and not self.proves:
+            other.check(self)
+        if not self.proves or other.proves or other.beta > self.beta:
+            return
+        n = min(len(self.verdict), len(other.verdict))
+        broken = (other.verdict[:n] >= 0) & (other.distance[:n] <= self.distance[:n])
+        if bool(broken.any()):
+            row = int(broken.nonzero()[0])
+            raise ValueError(
+                f"row {row} is certified for {int(self.distance[row])} changes, and "
+                f"{other.names[int(other.verdict[row])]} broke it with {int(other.distance[row])}: a bug in one of them"
+            )
+
 
 class Nearest:
     """The nearest error known for each of n rows, and what found it."""
@@ -40,14 +66,24 @@ class Nearest:
         self._distance = torch.full((n,), torch.iinfo(torch.int64).max)
         self._decided = torch.full((n,), -1)
         self._names: dict[str, int] = {}
+        self._certificates: list[Found] = []
 
     def learn(self, found: Found) -> None:
-        """Takes over what is nearer, on the rows that both have."""
+        """Takes over what is nearer, on the rows that both have, and every certificate."""
+        if found.proves:
+            self._certificates.append(found)
+            return
         n = min(len(found.verdict), len(self._distance))
         own = torch.tensor([self._names.setdefault(name, len(self._names)) for name in found.names])
         verdict, distance = found.verdict[:n], found.distance[:n]
         nearer = ((verdict >= 0) & (distance < self._distance[:n])).nonzero().squeeze(1)
         self._distance[nearer], self._decided[nearer] = distance[nearer], own[verdict[nearer]]
+
+    def proven(self, budget: int, beta: float) -> int | None:
+        """How many rows no point of a box within so many changed units breaks; None if there is no word on them all."""
+        n = len(self._distance)
+        there = [c for c in self._certificates if c.beta >= beta and len(c.distance) >= n]
+        return max((int((c.distance[:n] >= budget).sum()) for c in there), default=None)
 
     def decided(self, budget: int) -> dict[str, int]:
         """How many rows each has broken with at most so many changed units."""

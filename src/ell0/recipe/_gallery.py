@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..attacks import sparse_rs
 from ..results import write_whole
 from ..threat import L0Ball
-from ._data import Pair
+from ._data import Pair, box
 from ._recipe import Recipe, slug
 
 _IMAGES = 10
@@ -25,26 +25,31 @@ _QUERIES = 500
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: Pair) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
-    As arrays: ``clean`` ``(m, channels, height, width)`` and ``labels``; for each classifier ``SLUG/adv``, and the
-    labels it gives to the clean images, ``SLUG/said``, and to the attacked ones, ``SLUG/says``. The attack is sparse_rs
-    with the middle one of the recipe's budgets and its widest box.
+    As arrays: ``clean`` ``(m, channels, height, width)``, in [-1, 1] whatever the scale of the data, and ``labels``;
+    for each classifier ``SLUG/adv``, and the labels it gives to the clean images, ``SLUG/said``, and to the attacked
+    ones, ``SLUG/says``. The attack is sparse_rs with the middle one of the recipe's budgets and its widest box.
     """
     x, y = test
     first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
     budgets = [budget for task in recipe.tasks() for budget in task.budgets if budget]
     beta = max((beta for measure in recipe.measures for beta in measure.beta), default=1.0)
-    ball = L0Ball(median_low(budgets) if budgets else 1, low=-beta, high=beta)
-    arrays = {"clean": x[first].numpy(), "labels": y[first].numpy()}
+    low, high = box(recipe.data.scale, beta)
+    ball = L0Ball(median_low(budgets) if budgets else 1, low=low, high=high)
+    arrays = {"clean": _shown(x[first], recipe), "labels": y[first].numpy()}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
         result = sparse_rs(network, images, labels, ball, queries=_QUERIES, generator=torch.Generator().manual_seed(0))
         for part, points in (("said", images), ("says", result.x_best)):
             arrays[f"{slug(name)}/{part}"] = _labels(network, points)
-        arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
+        arrays[f"{slug(name)}/adv"] = _shown(result.x_best, recipe)
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     write_whole(path, file.getvalue())
+
+
+def _shown(points: Tensor, recipe: Recipe) -> npt.NDArray[np.float32]:
+    return (points if recipe.data.scale == "symmetric" else 2 * points - 1).cpu().numpy()
 
 
 def _labels(network: nn.Module, points: Tensor) -> npt.NDArray[np.int64]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,11 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from .. import certify
 from ..attacks import ATTACKS, AttackResult
 from ..attacks.contract import check_count
 from ..evaluation import WHITE_BOX, Entry, Evaluation, Share, default_attacks, evaluate
+from ..parallel import ALONE, Team
 from ..results import Row
 from ..threat import L0Ball
+from ._data import box
 from ._found import CLEAN, Found, Nearest
 from ._recipe import Attack, Task
 
@@ -27,7 +32,7 @@ _BATCH = {"cpu": 512, "cuda": 16384}  # rows in one call of an attack
 class Subject:
     """A network and the rows it is measured on, all on one device.
 
-    state: the beginning of the names of files, from which a killed evaluation goes on.
+    state: the beginning of the names of files, from which a killed evaluation goes on.  team: shares the rows.
     """
 
     network: nn.Module
@@ -35,6 +40,7 @@ class Subject:
     y: Tensor
     seed: int
     state: Path
+    team: Team = ALONE
 
     def evaluate(
         self,
@@ -44,7 +50,7 @@ class Subject:
     ) -> Evaluation:
         return evaluate(
             self.network, self.x, self.y, ball, attacks, budgets=budgets, batch=_BATCH.get(self.x.device.type, 512),
-            seed=self.seed, state_path=f"{self.state}-beta{ball.high:g}.npz", progress=False,
+            seed=self.seed, state_path=f"{self.state}-beta{ball.high:g}.npz", progress=False, team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -60,30 +66,56 @@ def measured(task: Task, subject: Subject, known: Sequence[Found] = ()) -> tuple
     """
     if task.measure.what == "clean_accuracy":
         return _clean(task, subject)
+    if task.measure.what == "certified_accuracy":
+        return _certified(task, subject)
     if task.measure.what == "worst_case":
         return _worst(task, subject, known)
     evaluation = _alone(task, subject)
     median = task.measure.what == "median_distance"
-    figure = median_record(evaluation) if median else evaluation.robust_accuracy.record()
+    figure = evaluation.median_record() if median else evaluation.robust_accuracy.record()
     found = Found(task.row["beta"], (CLEAN, f"{task.row['attack']} alone"), evaluation.verdict, evaluation.distance)
     return [{**task.row, **figure, "seconds": round(sum(evaluation.seconds), 3)}], [found]
 
 
 def _clean(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
-    batch = _BATCH.get(subject.x.device.type, 512)
-    with torch.no_grad():
-        parts = zip(subject.x.split(batch), subject.y.split(batch), strict=True)
-        right = torch.cat([subject.network(x).argmax(1) == y for x, y in parts]).cpu()
+    right = subject.team.by_row(partial(_right, subject.network), subject.x, subject.y)
     verdict = torch.where(right, -1, 0)
     # The clean point lies in every box.
     return [task.row | Share(int(right.sum()), len(right)).record()], [Found(0.0, (CLEAN,), verdict, verdict)]
+
+
+def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which rows are classified right: ``(n,)`` bool."""
+    batch = _BATCH.get(x.device.type, 512)
+    with torch.no_grad():
+        parts = zip(x.split(batch), y.split(batch), strict=True)
+        return torch.cat([network(some).argmax(1) == labels for some, labels in parts])
+
+
+def _certified(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
+    start = time.perf_counter()
+    radius = partial(certify.radius, subject.network, ball=certified_ball(task), **task.measure.parameters)
+    radii = subject.team.by_row(radius, subject.x, subject.y)
+    what = {key: value for key, value in task.row.items() if key != "what"}
+    *shares, median = certify.rows(radii, task.budgets, **what)
+    found = Found.certificate(task.row.get("beta", math.inf), radii)
+    return [*shares, median | {"seconds": round(time.perf_counter() - start, 3)}], [found]
+
+
+def certified_ball(task: Task) -> L0Ball | None:
+    """What a certificate of a recipe is about; None: features, to any value, as many as the network can bear."""
+    measure, beta = task.measure, task.row.get("beta")
+    if beta is None and measure.unit == "feature":
+        return None
+    low, high = (-math.inf, math.inf) if beta is None else box(measure.scale, beta)
+    return L0Ball(max(task.budgets), measure.unit, low, high)
 
 
 def _alone(task: Task, subject: Subject) -> Evaluation:
     """One attack on all rows."""
     measure = task.measure
     assert measure.attack is not None
-    attack = Attack(measure.attack, task.row["beta"], measure.unit, measure.parameters)
+    attack = Attack(measure.attack, task.row["beta"], measure.unit, measure.parameters, measure.scale)
     spent = {key: task.row[key] for key in ("queries", "steps") if getattr(measure, key)}
     # The paper's rho is that of an attack which may change every unit.
     units = subject.x.shape[1 if measure.unit == "feature" else 2 :].numel()
@@ -101,9 +133,10 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
     rows: list[Row] = []
     boxes: list[Found] = []
     for beta in measure.beta:
-        evaluation = subject.evaluate(L0Ball(max(task.budgets), measure.unit, -beta, beta), attacks, task.budgets)
+        ball = L0Ball(max(task.budgets), measure.unit, *box(measure.scale, beta))
+        evaluation = subject.evaluate(ball, attacks, task.budgets)
         boxes.append(Found(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
-        for found in (boxes[-1], *(found for found in known if found.beta <= beta)):
+        for found in (boxes[-1], *(found for found in known if found.beta <= beta or found.proves)):
             nearest.learn(found)
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
@@ -111,6 +144,7 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
             row = {**task.row, "budget": budget, "beta": beta, "flags": "; ".join(flags)}
             row |= {f"decided by {name}": count for name, count in decided.items()}
             row |= Share(evaluation.n - sum(decided.values()), evaluation.n).record()
+            row |= {} if (proven := nearest.proven(budget, beta)) is None else {"certified": proven / evaluation.n}
             # One evaluation gave the figures of all budgets: its time stands once.
             seconds = {"seconds": round(sum(evaluation.seconds), 3)} if budget == max(task.budgets) else {}
             rows.append(row | seconds)
@@ -135,20 +169,3 @@ def cascade(names: Sequence[str] | None = None, *, queries: int, steps: int) -> 
         spent = {key: value for key, value in (("queries", queries), ("steps", steps)) if key in parameters}
         chosen[name] = Entry(partial(known[name].attack, **spent), known[name].white_box)
     return chosen
-
-
-def median_record(evaluation: Evaluation) -> Row:
-    """The median distance as entries of a row, with a 95 % interval from the order of the distances alone.
-
-    The numbers of distances below and above the median are binomial(n, 1/2), so it lies between the j-th least and the
-    j-th largest distance, but for a chance of 2 P(B < j).
-    """
-    counted = torch.where(evaluation.verdict < 0, evaluation.units, evaluation.distance).sort().values
-    n = evaluation.n
-    j, ways, chance = 0, 1, 1  # of the 2**n outcomes, those with B = j and those with B <= j
-    while 40 * chance <= 2**n:
-        j += 1
-        ways = ways * (n - j + 1) // j
-        chance += ways
-    low, high = counted[max(j, 1) - 1], counted[n - max(j, 1)]  # with few rows no j does, and it is the whole range
-    return {"value": evaluation.rho(), "n": n, "low": float(low), "high": float(high)}

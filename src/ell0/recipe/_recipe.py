@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -15,14 +16,15 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from .. import data
+from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
+from ..certify import Objective
 from ..results import Row
 from ..threat import L0Ball, Unit
 from ..train import TrainConfig
-from ._data import Data
+from ._data import Data, Scale, box
 from ._model import read_model
-from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole
+from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole, written
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -30,7 +32,7 @@ WORST = "worst case"
 """What stands as the attack of a row that all of them decided together."""
 
 _OF_EVERY_ATTACK = ("generator", "rows", "target")
-_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags")
+_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified")
 _SCALAR = (str, bool, int, float)
 
 
@@ -42,9 +44,10 @@ class Attack:
     beta: float = 1.0
     unit: Unit = "feature"
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    scale: Scale = "symmetric"
 
     def ball(self, budget: int) -> L0Ball:
-        return L0Ball(budget, self.unit, -self.beta, self.beta)
+        return L0Ball(budget, self.unit, *box(self.scale, self.beta))
 
     def configured(self, **more: Any) -> Callable[..., AttackResult]:
         given = {
@@ -56,13 +59,18 @@ class Attack:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network and its training. attack: what it is trained against, with ``budget``; None: clean training."""
+    """A network and its training.
+
+    attack: what it is trained against, with ``budget``; None: clean training.  objective: the bound that it is trained
+    on; None: on its logits.
+    """
 
     name: str
     model: Mapping[str, Any]
     training: TrainConfig
     attack: Attack | None = None
     budget: int = 0
+    objective: Objective | None = None
 
     @property
     def k(self) -> int:
@@ -77,6 +85,12 @@ class Classifier:
     def row(self) -> Row:
         """What every row of results on it says."""
         return {"classifier": self.name, "k": self.k, "adversarial": self.attack is not None}
+
+    @property
+    def training_row(self) -> Row:
+        """What every row of results on its training says: besides, where that was not all in float32."""
+        precisions = {key: getattr(self.training, key) for key in ("precision", "attack_precision")}
+        return self.row | {key: value for key, value in precisions.items() if value not in ("fp32", None)}
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,7 @@ class Measure:
     steps: tuple[int, ...] = ()
     beta: tuple[float, ...] = ()
     unit: Unit = "feature"
+    scale: Scale = "symmetric"
     rows: int | None = None
     split: str = "test"
     protocol: str | None = None
@@ -120,6 +135,9 @@ class Task:
 
     def rows(self) -> list[Row]:
         """What the rows of results say, without their figures; no two tasks of a recipe say the same."""
+        if self.measure.what == "certified_accuracy":
+            shares = [{**self.row, "budget": m} for m in self.budgets]
+            return [*shares, {**self.row, "what": "certified_radius"}]
         if self.measure.what != "worst_case":
             return [self.row]
         return [{**self.row, "budget": m, "beta": beta} for beta in self.measure.beta for m in self.budgets]
@@ -166,10 +184,15 @@ class Recipe:
         ]
         return sorted(tasks, key=lambda task: task.effort)
 
+    def asked(self) -> list[Row]:
+        """What the rows of results of a whole run say at least, without their figures."""
+        rows = [row for task in self.tasks() for row in task.rows()]
+        return rows + [{**row, "unit": "seconds"} for row in self.times() if row["what"] == "training_seconds"]
+
     def times(self) -> list[Row]:
         """What the rows of results on training times say, without their figures."""
         whats = ("training_seconds", "epoch_seconds", "attack_seconds")
-        return [{"what": what, **one.row} for one in self.everyone().values() for what in whats]
+        return [{"what": what, **one.training_row} for one in self.everyone().values() for what in whats]
 
     def figure(self, row: Row) -> Row:
         """The row with the paper's figure, where there is one."""
@@ -195,25 +218,79 @@ def slug(classifier: str) -> str:
 
 
 def load(path_or_name: Path | str) -> Recipe:
-    """A recipe that comes with ell0, by its name, or a TOML file; checked as a whole, except against the data."""
+    """A recipe that comes with ell0, by its name, or a TOML file; checked as a whole, except against the data.
+
+    One that is ``like`` a recipe of ell0 has that one's keys and tables wherever it has none of its own. The keys of a
+    table ``[training]`` hold for all its classifiers.
+    """
     path = _path(path_or_name)
-    try:
-        text = path.read_bytes()
-        content = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be TOML: {error}") from error
+    text, content = _read(path)
+    return _loaded(path, text, _completed(path.name, content))
+
+
+def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
+    """The recipes that one with a table ``[sweep]`` stands for; none, if it has no such table.
+
+        [sweep]              # one recipe for each k with each seed: NAME-k0-seed0, NAME-k0-seed1, ...
+        k = [0, 10]          # of every model
+        budget = [4, 8]      # of every attack that a classifier is trained against
+        seed = [0, 1, 2]     # of the recipe
+
+    Each is a whole recipe, with a text of its own, and can be run without the others.
+    """
+    path = _path(path_or_name)
+    content = _completed(path.name, _read(path)[1])
     top = Table(path.name, content)
+    table = top.table("sweep")
+    if table is None:
+        return ()
+    lists = {key: table.take(key, many(whole(least)), ()) for key, least in (("k", 0), ("budget", 1), ("seed", 0))}
+    table.close()
+    name = top.need("name", TEXT)
+    chosen = {key: values for key, values in lists.items() if values}
+    if not chosen:
+        raise ValueError(f"{table.where}: must have k, budget or seed, each a list")
+    recipes = []
+    for values in product(*chosen.values()):
+        point = dict(zip(chosen, values, strict=True))
+        member = _at(table.where, content, point)
+        member["name"] = "-".join([name, *(f"{key}{value}" for key, value in point.items())])
+        recipes.append(_loaded(path, written(member).encode(), member))
+    return tuple(recipes)
+
+
+def _at(where: str, content: dict[str, Any], point: Mapping[str, int]) -> dict[str, Any]:
+    """What a recipe says at one point of its sweep."""
+    member = deepcopy({key: value for key, value in content.items() if key not in ("sweep", "like")})
+    trainings = [member.get("training", {}), *(one.get("training", {}) for one in member.get("classifier", []))]
+    attacks = [training["attack"] for training in trainings if "attack" in training]
+    if "budget" in point and not attacks:
+        raise ValueError(f"{where}: budget must be left out where no classifier is trained against an attack")
+    if "k" in point:
+        for one in member.get("classifier", []):
+            one.setdefault("model", {})["k"] = point["k"]
+    if "budget" in point:
+        for attack in attacks:
+            attack["budget"] = point["budget"]
+    return member | ({"seed": point["seed"]} if "seed" in point else {})
+
+
+def _loaded(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
+    top = Table(path.name, content)
+    if "sweep" in content:
+        raise ValueError(f"{path.name}: is a sweep, which stands for several recipes")
+    top.take("like", TEXT, None)
     name = top.need("name", TEXT)
     if slug(name) != name:
         raise ValueError(f"{path.name}: name must be lower-case letters, digits and hyphens, got {name!r}")
     summary, seed = top.need("summary", TEXT), top.take("seed", whole(0), 0)
     threads = top.take("threads", whole(1), None)
     used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
-    source = _data(top, path.parent)
+    source, over = _data(top, path.parent), top.table("training")
     for other in used:
         if not source.is_like(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
-    written = [_classifier(table, seed) for table in top.tables("classifier")]
+    written = [_classifier(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
     classifiers = tuple(chain.from_iterable(some for _, some in written))
     groups = {pattern: tuple(one.name for one in some) for pattern, some in written}
     groups |= {one.name: (one.name,) for one in chain(classifiers, *(other.classifiers for other in used))}
@@ -224,6 +301,28 @@ def load(path_or_name: Path | str) -> Recipe:
     recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, measures, paper, quoted)
     _check_rows(path.name, recipe)
     return recipe
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A file as it is, and what it says."""
+    try:
+        text = path.read_bytes()
+        return text, tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be TOML: {error}") from error
+
+
+def _completed(where: str, content: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe says, and for the keys and tables that it does not have, the one that it is ``like``."""
+    like = content.get("like")
+    if like is None:
+        return content
+    if like not in names():
+        near = get_close_matches(str(like), names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where}: like must name a recipe that comes with ell0, got {like!r}{hint}")
+    _, other = _read(SHIPPED / f"{like}.toml")
+    return _completed(like, other) | content
 
 
 def _path(path_or_name: Path | str) -> Path:
@@ -259,13 +358,19 @@ def _data(top: Table, folder: Path) -> Data:
     name, npz = table.take("name", choice(*data.NAMES), None), table.take("npz", TEXT, None)
     if (name is None) == (npz is None):
         raise ValueError(f"{table.where}: must have name or npz, and not both")
+    if npz is not None and "scale" in table.content:
+        raise ValueError(f"{table.where}: scale must be left out with npz, which is taken as it is")
+    scale = cast(Scale, table.take("scale", choice(*get_args(Scale)), "symmetric"))
     rows, validation = table.take("train_rows", whole(1), None), table.take("validation", FLAG, False)
     table.close()
-    return Data(name, None if npz is None else folder / npz, rows, validation)
+    return Data(name, None if npz is None else folder / npz, scale, rows, validation)
 
 
-def _classifier(table: Table, seed: int) -> tuple[str, list[Classifier]]:
-    """The name as it is written, and the classifier; several, if ``{k}`` in the name stands for several values."""
+def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) -> tuple[str, list[Classifier]]:
+    """The name as it is written, and the classifier; several, if ``{k}`` in the name stands for several values.
+
+    over: what holds for the training of every classifier of the recipe, in place of what it says itself.
+    """
     pattern = table.need("name", TEXT)
     words = table.table("model")
     if words is None:
@@ -273,8 +378,10 @@ def _classifier(table: Table, seed: int) -> tuple[str, list[Classifier]]:
     model, ks = read_model(words)
     if len(ks) > 1 and "{k}" not in pattern:
         raise ValueError(f"{table.where}: name must have {{k}} in it where k has several values, got {pattern!r}")
-    training = table.table("training") or Table(f"{table.where}, training", {})
-    attack, budget = _training_attack(training.table("attack"))
+    own = table.table("training")
+    training = Table(f"{table.where}, training", {**(own.content if own else {}), **over})
+    attack, budget = _training_attack(training.table("attack"), source)
+    objective = _objective(training.table("certified"))
     given = training.rest([each.name for each in fields(TrainConfig)])
     training.close()
     table.close()
@@ -283,15 +390,28 @@ def _classifier(table: Table, seed: int) -> tuple[str, list[Classifier]]:
         config = TrainConfig(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{training.where}: {error}") from error
-    one = Classifier("", model, config, attack, budget)
+    one = Classifier("", model, config, attack, budget, objective)
     return pattern, [replace(one, name=pattern.replace("{k}", str(k)), model={**model, "k": k}) for k in ks]
 
 
-def _training_attack(table: Table | None) -> tuple[Attack | None, int]:
+def _objective(table: Table | None) -> Objective | None:
+    if table is None:
+        return None
+    given = {"budget": table.need("budget", whole(1))}
+    given |= table.rest(["mix", "ramp"])
+    table.close()
+    try:
+        return Objective(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{table.where}: {error}") from error
+
+
+def _training_attack(table: Table | None, source: Data) -> tuple[Attack | None, int]:
     if table is None:
         return None, 0
     name, budget = table.need("name", choice(*ATTACKS)), table.need("budget", whole(1))
-    attack = Attack(name, table.take("beta", POSITIVE, 1.0), _unit(table), table.rest(_parameters(name)))
+    beta, unit, parameters = table.take("beta", POSITIVE, 1.0), _unit(table), table.rest(_parameters(name))
+    attack = Attack(name, beta, unit, parameters, source.scale)
     table.close()
     _rehearse(table.where, attack)
     return attack, budget
@@ -320,7 +440,7 @@ def _unit(table: Table) -> Unit:
     return cast(Unit, table.take("unit", choice(*get_args(Unit)), "feature"))
 
 
-_WHATS = ("clean_accuracy", "robust_accuracy", "worst_case", "median_distance")
+_WHATS = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
 
 
 def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) -> Measure:
@@ -330,6 +450,7 @@ def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) 
     base = Measure(
         what,
         tuple(dict.fromkeys(chain.from_iterable(groups.get(name, (name,)) for name in chosen))),
+        scale=source.scale,
         rows=table.take("rows", whole(1), None),
         split=table.take("split", choice("test", "validation"), "test"),
         protocol=table.take("protocol", TEXT, None),
@@ -337,20 +458,26 @@ def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) 
     if base.split == "validation" and not source.validation:
         raise ValueError(f"{table.where}: split must be 'test' where data has not validation = true")
     if what != "clean_accuracy":
-        base = replace(base, beta=table.take("beta", many(POSITIVE), (1.0,)), unit=_unit(table))
-    if what in ("robust_accuracy", "worst_case"):
+        # A certificate is for any value, unless a box is asked for.
+        values = () if what == "certified_accuracy" else (1.0,)
+        base = replace(base, beta=table.take("beta", many(POSITIVE), values), unit=_unit(table))
+    if what in ("certified_accuracy", "robust_accuracy", "worst_case"):
         written = table.need("budgets", ANYTHING)
         base = replace(base, budgets="k" if written == "k" else table.need("budgets", many(whole(0))))
     if what == "worst_case":
         queries, steps = table.take("queries", whole(1), 1000), table.take("steps", whole(1), 100)
         base = replace(base, queries=(queries,), steps=(steps,), beta=tuple(sorted(base.beta)))
+    elif what == "certified_accuracy":
+        method = table.take("method", choice(*get_args(certify.Method)), "best")
+        base = replace(base, parameters={"method": method})
     elif what != "clean_accuracy":
         base = _with_attack(table, base, "pointwise" if what == "median_distance" else "sparse_rs")
     table.close()
     if base.attack is not None:
         for more in _efforts(base):
             for beta in base.beta:
-                _rehearse(table.where, Attack(base.attack, beta, base.unit, base.parameters), **more)
+                attack = Attack(base.attack, beta, base.unit, base.parameters, base.scale)
+                _rehearse(table.where, attack, **more)
     return base
 
 
@@ -375,6 +502,7 @@ def _tasks(one: Classifier, measure: Measure) -> Iterator[Task]:
         **one.row,
         **({} if measure.protocol is None else {"protocol": measure.protocol}),
         **({} if measure.split == "test" else {"split": measure.split}),
+        **({} if measure.scale == "symmetric" else {"scale": measure.scale}),
     }
     if measure.what == "clean_accuracy":
         yield Task(one, measure, row)
@@ -383,6 +511,10 @@ def _tasks(one: Classifier, measure: Measure) -> Iterator[Task]:
     if measure.what == "worst_case":
         spent = {"queries": measure.queries[0], "steps": measure.steps[0]}
         yield Task(one, measure, {**row, "what": "robust_accuracy", "attack": WORST, **spent})
+        return
+    if measure.what == "certified_accuracy":
+        for limit in [{"beta": beta} for beta in measure.beta] or [{}]:
+            yield Task(one, measure, {**row, **measure.parameters, **limit})
         return
     row |= {"attack": measure.attack, **measure.parameters}
     budgets = [{"budget": m} for m in Task(one, measure, row).budgets] or [{}]

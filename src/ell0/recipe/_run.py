@@ -6,16 +6,18 @@ import errno
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import nn
 
-from .. import train
+from .. import certify, train
+from ..parallel import ALONE, Team
 from ..results import Results, Row, write_whole
 from ..train import AttackStage, Epoch
 from ._data import Splits, splits
@@ -23,7 +25,7 @@ from ._found import Found, weights_of
 from ._found import load as load_found
 from ._found import save as save_found
 from ._gallery import write_gallery
-from ._measure import Subject, measured
+from ._measure import Subject, certified_ball, measured
 from ._model import build, fitted
 from ._recipe import Classifier, Recipe, Task, identity, load, names
 
@@ -43,14 +45,19 @@ Progress = Callable[[Stage], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk without room says
 
 
+class BusyError(ValueError):
+    """Another process is at work in a run folder."""
+
+
 def run(
-    path_or_name: Path | str = "digits",
+    path_or_name: Path | str | Recipe = "digits",
     *,
     out: Path | str | None = None,
     device: str | None = None,
     resume: bool = True,
     root: Path | str | None = None,
     progress: Progress = lambda _: None,
+    team: Team = ALONE,
 ) -> Path:
     """Trains the classifiers of a recipe, measures them, and gives the folder where it all lies.
 
@@ -62,26 +69,34 @@ def run(
     beside its own, if they are not there.
 
     Args:
-        path_or_name: a recipe that comes with ell0 (`names`), or a TOML file.
+        path_or_name: a recipe that comes with ell0 (`names`), a TOML file, or what `load` made of it.
         out: the folder; None is ``runs/NAME``. It must be new, or hold a run of the same recipe.
         device: None is a GPU where there is one.
         resume: False refuses a folder that holds a run.
         root: where the data lies, see `ell0.data.load`.
         progress: called at the start of each stage, and for each epoch of training.
+        team: ranks that share the work (`ell0.parallel`). Rank 0 alone needs the folder, all need the data.
     """
-    recipe = load(path_or_name)
+    recipe = path_or_name if isinstance(path_or_name, Recipe) else load(path_or_name)
     folder = Path("runs") / recipe.name if out is None else Path(out)
     place = device_of(device)
     homes = {**{folder.parent / used.name: used for used in recipe.used}, folder: recipe}
     data = splits(recipe.data, root)
-    _check_data(recipe, data)
-    for home, its in homes.items():
-        _check_home(home, its, resume or its is not recipe)
-        for one in its.classifiers:
-            _check_card(home / one.slug, _card(its, one, data))
-    with _disk(folder), _threads(recipe.threads), _held(folder, recipe, resume):
-        _Run(recipe, folder, homes, place, data, progress).go()
+    _check_data(recipe, data, team)
+    team.once(partial(_check_homes, homes, recipe, data, resume))
+    with _disk(folder), _threads(recipe.threads), ExitStack() as held:
+        team.once(partial(held.enter_context, _held(folder, recipe, resume)))
+        _Run(recipe, folder, homes, place, data, progress, team).go()
     return folder
+
+
+def finished(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds a run of the recipe with every figure that it asks for."""
+    held, results = folder / "recipe.toml", folder / "results.json"
+    if not (held.is_file() and results.is_file() and held.read_bytes() == recipe.text):
+        return False
+    there = [identity(row) for row in Results.load(results).rows]
+    return all(row in there for row in recipe.asked())
 
 
 class _Run:
@@ -93,12 +108,13 @@ class _Run:
         place: torch.device,
         data: Splits,
         progress: Progress,
+        team: Team,
     ) -> None:
         self._recipe, self._folder, self._homes = recipe, folder, homes
-        self._place, self._data, self._progress = place, data, progress
+        self._place, self._data, self._progress, self._team = place, data, progress, team
         self._tasks = recipe.tasks()
         self._found: list[tuple[Task, list[Found]]] = []
-        self._results = self._begun()
+        self._results = team.once(self._begun)
         self._before, self._start = self._results.seconds, time.perf_counter()
         self._stages, self._stage = len(recipe.everyone()) + len(self._tasks) + 1, 0
 
@@ -106,18 +122,23 @@ class _Run:
         networks: dict[str, nn.Module] = {}
         for home, its in self._homes.items():
             # Another run may use the classifiers of a recipe beside this one, once they are trained.
-            with nullcontext() if its is self._recipe else _held(home, its):
+            with ExitStack() as held:
+                if its is not self._recipe:
+                    self._team.once(partial(held.enter_context, _held(home, its)))
                 networks |= {one.name: self._train(home, its, one) for one in its.classifiers}
         weights = {name: weights_of(network) for name, network in networks.items()}
         for number, task in enumerate(self._tasks):
             name = task.classifier.name
             self._measure(number, task, networks[name], weights[name])
+        self._team.once(partial(self._end, networks))
+
+    def _end(self, networks: dict[str, nn.Module]) -> None:
         gallery = self._folder / "gallery.npz"
         if not gallery.exists() and self._data.test[0].ndim == 4:
             self._say("a gallery of attacked images")
             write_gallery(gallery, self._recipe, networks, self._data.test)
         if not (self._folder / "results.json").exists():
-            self._keep([])
+            self._save()
 
     def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
         words = _words(one, self._data)
@@ -125,28 +146,31 @@ class _Run:
         attack = None if one.attack is None else partial(one.attack.configured(), ball=one.attack.ball(one.budget))
         say = self._say(f"training {one.name}")
         training = train.fit(
-            network, self._data.train, one.training, attack, validation=self._data.validation, out=home / one.slug,
-            card=_card(its, one, self._data), progress=say,
+            network, self._data.train, one.training, attack, objective=one.objective, validation=self._data.validation,
+            out=home / one.slug, card=_card(its, one, self._data), progress=say, team=self._team,
         )  # fmt: skip
-        if not self._has({"what": "training_seconds", **one.row, "unit": "seconds"}):
-            self._keep(training.rows(**one.row))
+        if not self._has({"what": "training_seconds", **one.training_row, "unit": "seconds"}):
+            self._keep(training.rows(**one.training_row))
         return network.eval()
 
     def _measure(self, number: int, task: Task, network: nn.Module, weights: str) -> None:
         x, y = _rows(task, self._data)
         subject = Subject(
-            network, x.to(self._place), y.to(self._place), self._recipe.seed, self._folder / f"evaluation{number}"
-        )
+            network, x.to(self._place), y.to(self._place), self._recipe.seed, self._folder / f"evaluation{number}",
+            self._team,
+        )  # fmt: skip
         self._say(_title(task))
         path = self._folder / "verdicts" / f"{number}.npz"
-        found = load_found(path, weights)
+        found = self._team.once(partial(load_found, path, weights))
         if found is None or not all(self._has(row) for row in task.rows()):
             known = [one for other, some in self._found if _share_rows(task, other) for one in some]
             rows, found = measured(task, subject, known)
-            save_found(path, weights, found)
+            self._team.once(partial(save_found, path, weights, found))
+            for one, other in product(found, known):
+                one.check(other)
             self._keep(rows)
         self._found.append((task, found))
-        subject.forget()
+        self._team.once(subject.forget)
 
     def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
         """Tells of a new stage, and gives what tells of the training in it."""
@@ -163,6 +187,9 @@ class _Run:
         before = [row for row in self._results.rows if identity(row) not in new]
         self._results.rows = before + [self._recipe.figure(row) for row in rows]
         self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
+        self._team.once(self._save)
+
+    def _save(self) -> None:
         self._results.save(self._folder / "results.json")
 
     def _begun(self) -> Results:
@@ -171,6 +198,8 @@ class _Run:
         shipped = name in names() and load(name).text == self._recipe.text
         here = Results.here(name, f"ell0 run {name}{'' if shipped else '.toml'}", seeds=seeds, device=self._place)
         here.recipe = name
+        if self._team.size > 1:
+            here.device = f"{self._team.size} ranks, each {here.device}"
         path = self._folder / "results.json"
         if path.exists():
             before = Results.load(path)
@@ -202,6 +231,7 @@ def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:
     source = its.data.name or "npz"
     card = {"recipe": its.name, "classifier": one.name, "model": _words(one, data)}
     card |= {"data": source, "measured_rows": data.digest}
+    card |= {} if its.data.scale == "symmetric" else {"scale": its.data.scale}
     return dict(json.loads(json.dumps(card)))
 
 
@@ -228,8 +258,8 @@ def _title(task: Task) -> str:
     return f"{task.classifier.name}: {', '.join(words + budget + spent + box)}"
 
 
-def _check_data(recipe: Recipe, data: Splits) -> None:
-    """Raises where the data does not fit the recipe."""
+def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
+    """Raises where the data does not fit the recipe, or does not do for all ranks."""
     x, _ = data.train
     shape, classes = tuple(x.shape[1:]), data.classes
     for one in recipe.everyone().values():
@@ -244,12 +274,33 @@ def _check_data(recipe: Recipe, data: Splits) -> None:
         measure = task.measure
         split = data.validation if measure.split == "validation" else data.test
         there = 0 if split is None else len(split[0])
+        team.check_rows(_title(task), there if measure.rows is None else measure.rows)
         if measure.rows is not None and measure.rows > there:
             raise ValueError(
                 f"{_title(task)}: rows must be at most the {there} of the {measure.split} split, got {measure.rows}"
             )
         if measure.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'{_title(task)}: unit must be "feature" for rows of shape {shape}, got "pixel"')
+        if measure.what == "certified_accuracy":
+            assert split is not None
+            _check_certified(task, build(_words(task.classifier, data), seed=0), split[0][:1])
+
+
+def _check_certified(task: Task, network: nn.Module, x: torch.Tensor) -> None:
+    """Raises where no certificate can be had, before anything is trained."""
+    try:
+        y = network.eval()(x).argmax(1)
+        certify.radius(network, x, y, certified_ball(task), max_budget=max(task.budgets), method="ibp")
+    except ValueError as error:
+        raise ValueError(f"{_title(task)}: {error}") from error
+
+
+def _check_homes(homes: dict[Path, Recipe], recipe: Recipe, data: Splits, resume: bool) -> None:
+    """Raises where a run may not go on, or not begin, in its folders."""
+    for home, its in homes.items():
+        _check_home(home, its, resume or its is not recipe)
+        for one in its.classifiers:
+            _check_card(home / one.slug, _card(its, one, data))
 
 
 def _check_home(home: Path, its: Recipe, resume: bool) -> None:
@@ -305,7 +356,7 @@ def _lock(file: TextIO, home: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(
+        raise BusyError(
             f"out must be free, but another process is at work in {str(home)!r}: wait for it, or give another out"
         ) from None
     except OSError:  # a file system without locks

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
@@ -70,6 +72,31 @@ def sizes() -> Kind[tuple[int, ...]]:
         return tuple(value) if good else None
 
     return Kind("a list of ints >= 1", read)
+
+
+def written(content: Mapping[str, Any], place: str = "") -> str:
+    """Tables, lists, texts, finite numbers, true and false as TOML, from which `tomllib` reads the same."""
+    tables = {key: value for key, value in content.items() if isinstance(value, dict) or _is_tables(value)}
+    plain = (f"{_key(key)} = {_value(value)}\n" for key, value in content.items() if key not in tables)
+    text = "".join(plain)
+    for key, value in tables.items():
+        name = place + _key(key)
+        heads = [(f"[[{name}]]", item) for item in value] if isinstance(value, list) else [(f"[{name}]", value)]
+        text += "".join(f"\n{head}\n{written(table, f'{name}.')}" for head, table in heads)
+    return text
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
+def _value(value: object) -> str:
+    """A text, a number or a list of them is what it is in JSON, but for pairs of escapes and one control character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from ._checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ._config import PAPER_CIFAR10, PAPER_MNIST, TrainConfig
 from ._fit import fit
 from ._record import AttackStage, Epoch, Training
+from ._step import Objective
 
 __all__ = [
     "PAPER_CIFAR10",
@@ -11,6 +12,7 @@ __all__ = [
     "AttackStage",
     "Checkpoint",
     "Epoch",
+    "Objective",
     "TrainConfig",
     "Training",
     "fit",

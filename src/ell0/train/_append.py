@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.contract import AttackResult
+from ..parallel import Team
 from ..results import write_whole
 from . import _tensors
 
@@ -24,6 +26,32 @@ NAME = "appended.safetensors"
 
 _CPU_ROWS, _GPU_ROWS = 1024, 32768
 _SHARE, _COPIES = 16, 16  # an attack gets this part of a GPU's memory for so many copies of its rows
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What an attack made of the rows that it broke by a change.
+
+    rows: ``(m,)`` int64, of X.  of, at, values: ``(c,)``, the row of X and the place in it of each number that changes,
+        and what it becomes. All on the CPU.
+    """
+
+    rows: Tensor
+    of: Tensor
+    at: Tensor
+    values: Tensor
+
+    @classmethod
+    def by(cls, attack: Attack, model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, key: torch.Generator) -> Broken:
+        """Attacks some rows of x."""
+        if not len(rows):
+            none = rows.cpu()
+            return cls(none, none, none, torch.zeros(0, dtype=x.dtype, device="cpu"))
+        result = attack(model, x[rows], y[rows], generator=key, rows=rows)
+        broken = (result.success & (result.distance != 0)).nonzero().squeeze(1)
+        points, rows = result.x_adv[broken].flatten(1), rows[broken]
+        of, at = (points != x[rows].flatten(1)).nonzero().unbind(1)
+        return cls(rows.cpu(), rows[of].cpu(), at.cpu(), points[of, at].cpu())
 
 
 @dataclass(frozen=True)
@@ -47,18 +75,19 @@ class Found:
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         return cls(epoch, 0, 0.0, none, none, torch.zeros(0, dtype=x.dtype, device="cpu"))
 
-    def learn(self, x: Tensor, result: AttackResult) -> Found:
-        """With the result for the next rows ``x``, of which those broken by a change are kept."""
-        kept = (result.success & (result.distance != 0)).nonzero().squeeze(1)
-        points = result.x_adv[kept]
-        at = (points != x[kept]).flatten().nonzero().squeeze(1)
+    def learn(self, x: Tensor, rows: int, broken: Sequence[Broken]) -> Found:
+        """With what was found for the next so many rows of ``x``, in parts."""
+        kept = torch.cat([part.rows for part in broken]).sort().values
+        # Where a row of x comes to lie in X', whichever part it was in.
+        at = torch.cat([torch.searchsorted(kept, part.of) * x[0].numel() + part.at for part in broken])
+        order = at.argsort()
         first = len(self.rows) * x[0].numel()
         return replace(
             self,
-            done=self.done + len(x),
-            rows=torch.cat([self.rows, kept.cpu() + self.done]),
-            at=torch.cat([self.at, at.cpu() + first]),
-            values=torch.cat([self.values, points.flatten()[at].cpu()]),
+            done=self.done + rows,
+            rows=torch.cat([self.rows, kept]),
+            at=torch.cat([self.at, at[order] + first]),
+            values=torch.cat([self.values, torch.cat([part.values for part in broken])[order]]),
         )
 
     def save(self, path: Path) -> None:
@@ -105,17 +134,17 @@ class TrainingSet:
 
 
 def search(
-    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, found: Found, *, seed: int, batch: int | None
+    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, found: Found, *, seed: int, batch: int | None, team: Team
 ) -> Iterator[Found]:
     """Attacks the training rows that ``found`` has not done, and says after each call what was found in all."""
-    size = batch or _rows_of_a_call(x)
+    size = (batch or _rows_of_a_call(x)) * team.size
     while found.done < len(x):
         start = time.perf_counter()
         rows = torch.arange(found.done, min(found.done + size, len(x)), device=x.device)
-        mine = slice(found.done, found.done + len(rows))
-        result = attack(model, x[mine], y[mine], generator=generator(seed, "attack", found.epoch), rows=rows)
+        key = generator(seed, "attack", found.epoch)
+        broken = team.gather(partial(Broken.by, attack, model, x, y, team.share(rows), key))
         # Reading the result waits for the device, so the time is taken after it.
-        found = found.learn(x[mine], result)
+        found = found.learn(x, len(rows), broken)
         found = replace(found, seconds=found.seconds + time.perf_counter() - start)
         yield found
 

@@ -11,6 +11,7 @@ from ..attacks.contract import check_count
 Schedule = Literal["steps", "cosine"]
 Optimizer = Literal["sgd", "adam"]
 Precision = Literal["fp32", "tf32", "bf16"]
+Augment = Literal["none", "crop-flip"]
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,16 @@ class TrainConfig:
     warm_up: share of all steps in which a cosine first rises, from 0; in [0, 1).
     momentum: of SGD; of Adam its first beta.  weight_decay: times the weights, added to the gradient.
     refresh: an attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
-    seed: gives the order of the rows in each epoch, the key of each attack, and what a model draws (dropout). The
-        weights are the caller's.
+    augment: ``"crop-flip"``: in a step each image, those of X' too, is moved by up to 4 pixels in both directions,
+        with 0 where nothing comes in, and mirrored every other time; for x ``(n, channels, height, width)``.
+    seed: gives the order of the rows in each epoch, how they are augmented, the key of each attack, and what a model
+        draws (dropout). The weights are the caller's.
     precision: ``"tf32"`` is for the dense products on a GPU, in steps, attacks and validation; ``"bf16"`` for the
         forward of the steps (autocast), while weights, attacks and validation stay in float32.
+    attack_precision: of the attack; None: as ``precision`` says. In ``"bf16"`` margins are rounded, so that X' may hold
+        points which break the network only when it is rounded like that.
+    channels_last: the weights of convolutions lie as a GPU's fast ones want them, and stay so; no value changes. None:
+        where the model is on a GPU.
     compile: ``torch.compile`` for the forward of whole batches.
     graph: whole batches are replayed from a CUDA graph; None: where the model is on a GPU.
     attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 32,768 on a GPU.
@@ -41,8 +48,11 @@ class TrainConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     refresh: int = 25
+    augment: Augment = "none"
     seed: int = 0
     precision: Precision = "fp32"
+    attack_precision: Precision | None = None
+    channels_last: bool | None = None
     compile: bool = False
     graph: bool | None = None
     attack_batch: int | None = None
@@ -53,7 +63,10 @@ class TrainConfig:
         if self.attack_batch is not None:
             check_count("attack_batch", self.attack_batch)
         check_count("seed", self.seed, least=0)
-        for name, kind in (("schedule", Schedule), ("optimizer", Optimizer), ("precision", Precision)):
+        kinds = {"schedule": Schedule, "optimizer": Optimizer, "augment": Augment, "precision": Precision}
+        if self.attack_precision is not None:
+            kinds["attack_precision"] = Precision
+        for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 words = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
@@ -70,8 +83,9 @@ class TrainConfig:
             raise ValueError(f'warm_up must be 0 for schedule="steps", got {self.warm_up!r}')
         if not isinstance(self.compile, bool):
             raise ValueError(f"compile must be True or False, got {self.compile!r}")
-        if not isinstance(self.graph, bool | None):
-            raise ValueError(f"graph must be True, False or None, got {self.graph!r}")
+        for name in ("graph", "channels_last"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
 
     def rates_of(self, epoch: int, steps: int) -> list[float]:
         """The learning rate of each step of an epoch."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn import prepared
+from ..parallel import ALONE, Team
 from ..threat import describe
 from ._append import Attack, Found, TrainingSet, generator, rehearse, search
+from ._augment import crop_flip, draw
 from ._config import TrainConfig
 from ._folder import Folder, parts
 from ._record import AttackStage, Epoch, Progress, Training, seconds_left
-from ._step import GraphStepper, Stepper, dense_precision
+from ._step import GraphStepper, Objective, Stage, Stepper, attack_precision, dense_precision
 
 _VALIDATED = 1000  # rows at a time
 
@@ -31,12 +34,14 @@ def fit(
     config: TrainConfig,
     attack: Attack | None = None,
     *,
+    objective: Objective | None = None,
     validation: tuple[Tensor, Tensor] | None = None,
     out: Path | str | None = None,
     card: Mapping[str, Any] | None = None,
     progress: Progress = lambda _: None,
+    team: Team = ALONE,
 ) -> Training:
-    """Trains a model in place, on the device it lies on, by the cross-entropy of its logits.
+    """Trains a model in place, on the device it lies on, by the cross-entropy of its logits or another objective.
 
         training = fit(models.mlp(10), data.load("mnist", "train"), PAPER_MNIST,
                        partial(sparse_rs, ball=L0Ball(10, low=-100, high=100), queries=300), out="runs/f10")
@@ -45,8 +50,8 @@ def fit(
     X' becomes what the attack made of the rows it broke, with their true labels, without those misclassified from the
     start; and the epochs until the next attack train X and X' together, shuffled.
 
-    The last batch of an epoch may be smaller. If it is one row and the model has batch norm, it is left out, because
-    one row has no statistics.
+    The last batch of an epoch may be smaller. It is left out if it has no row for each rank or, since one row has no
+    statistics, if the model has batch norm and it has no two.
 
     Killed at any moment and called again with the same arguments and ``out``, it goes on from its last checkpoint and
     ends with the weights of a run that was not killed: on the CPU the same bits. Called when it is done, it loads the
@@ -55,11 +60,17 @@ def fit(
     Args:
         data: x ``(n, ...)``, floating-point, and y ``(n,)``, the labels; copied to the device once.
         attack: ``attack(model, x, y, *, generator, rows)``, such as `sparse_rs` with ball and queries bound.
+        objective: what is learnt in each epoch, such as `ell0.certify.Objective`; the record's train accuracy is then
+            that of its scores. None: the cross-entropy of the logits.
         validation: rows like ``data``, on which the accuracy is taken after each epoch, never trained nor attacked.
         out: a folder for ``checkpoint.safetensors`` with ``checkpoint.json``, ``log.jsonl`` and, against an attack,
             ``appended.safetensors``. None: nothing is kept.
         card: what the checkpoint is to say of the model, in words of JSON.
         progress: called after each epoch, and after each call of the attack.
+        team: ranks that share the work (`ell0.parallel`): each calls this with all rows and its own copy of the model,
+            and all end with the same weights. The rows of a batch and those that are attacked are shared out, gradients
+            averaged, so that a batch means the same whatever the ranks; batch norm takes the statistics of a share.
+            Rank 0 alone writes.
 
     Raises:
         ValueError: an argument is wrong, ``out`` holds another training, or the loss is no number any more.
@@ -69,6 +80,12 @@ def fit(
         raise ValueError(f"config must be a TrainConfig, got {config!r}")
     device = _checked_model(model, config)
     _check_rows("data", data)
+    _check_team(model, data, validation, config, team)
+    if config.augment != "none" and data[0].ndim != 4:
+        shape = tuple(data[0].shape)
+        raise ValueError(
+            f'augment must be "none" unless x is (n, channels, height, width), got {config.augment!r} for {shape}'
+        )
     if validation is not None:
         _check_rows("validation", validation)
         x, other = data[0], validation[0]
@@ -79,19 +96,24 @@ def fit(
     if attack is not None and config.refresh >= config.epochs:
         got = f"refresh={config.refresh} with epochs={config.epochs}"
         raise ValueError(f"refresh must be below epochs for an attack to run, got {got}")
+    if objective is not None and config.precision == "bf16":
+        raise ValueError('precision must not be "bf16" with an objective, which computes as it is written')
     _check_words(card)
     same = {} if out is None else parts(model, data, validation, config, attack)
-    folder = Folder(out, same, card or {})
-    checkpoint = folder.load()
+    same |= {} if objective is None else {"objective": repr(objective)}
+    folder = Folder(out if team.first else None, same, card or {})
+    checkpoint = team.once(folder.load)
     if checkpoint is not None:
         checkpoint.into(model)
+    if device.type == "cuda" if config.channels_last is None else config.channels_last:
+        _lay_channels_last(model)
     log = [Epoch(**line) for line in checkpoint.about["log"]] if checkpoint else []
     seconds = checkpoint.about["seconds"] if checkpoint else 0.0
     if len(log) == config.epochs:
         return Training(tuple(log), seconds)
-    run = _Run(model, data, config, attack, validation, folder, progress, log, seconds)
+    run = _Run(model, data, config, attack, objective, validation, folder, progress, log, seconds, team)
     devices = [device] if device.type == "cuda" else []
-    with _given_back(model), dense_precision(config, device), torch.random.fork_rng(devices):
+    with _given_back(model), dense_precision(config.precision, device), torch.random.fork_rng(devices):
         return run.through(device, checkpoint.optimizer if checkpoint else None)
 
 
@@ -104,14 +126,17 @@ class _Run:
         data: tuple[Tensor, Tensor],
         config: TrainConfig,
         attack: Attack | None,
+        objective: Objective | None,
         validation: tuple[Tensor, Tensor] | None,
         folder: Folder,
         progress: Progress,
         log: list[Epoch],
         seconds: float,
+        team: Team,
     ) -> None:
+        self._team = team
         self._model, self._config, self._folder, self._progress, self._log = model, config, folder, progress, log
-        self._attack, self._data, self._validation = attack, data, validation
+        self._attack, self._objective, self._data, self._validation = attack, objective, data, validation
         self._start = time.perf_counter() - seconds
 
     def through(self, device: torch.device, optimizer: dict[str, Tensor] | None) -> Training:
@@ -119,13 +144,21 @@ class _Run:
         config = self._config
         self._set = TrainingSet(self._data[0].to(device), self._data[1].to(device).long())
         if self._validation is not None:
-            self._validation = self._validation[0].to(device), self._validation[1].to(device)
+            x, y = self._validation
+            self._validation = self._team.share(x).to(device), self._team.share(y).to(device)
+        if self._attack is not None:
+            self._attack = attack_precision(config, device)(self._attack)
         self._check_fit()
         self._model.train()
-        self._stepper = self._build()
+        self._stepper = self._build(self._stage_of(len(self._log)))
         if optimizer is not None:
             self._stepper.load(optimizer)
         for epoch in range(len(self._log), config.epochs):
+            if (stage := self._stage_of(epoch)) != self._stepper.stage:
+                # A graph holds the stage it was captured with.
+                state = {name: tensor.clone() for name, tensor in self._stepper.state().items()}
+                self._stepper = self._build(stage)
+                self._stepper.load(state)
             record = self._epoch(epoch, self._refresh(epoch))
             self._log.append(record)
             self._folder.log(record)
@@ -159,14 +192,20 @@ class _Run:
                 )
         if self._attack is not None:
             rehearse(self._attack, self._model, x, (logits.argmax(1) + 1) % classes)
+        if (last := self._stage_of(self._config.epochs - 1)) is not None:
+            last(self._model.train(), x[:1], self._set.y[:1])
 
-    def _build(self) -> Stepper:
+    def _stage_of(self, epoch: int) -> Stage | None:
+        return None if self._objective is None else self._objective.at(epoch, self._config.epochs)
+
+    def _build(self, stage: Stage | None) -> Stepper:
         x, y, batch = self._set.x, self._set.y, self._config.batch
-        graph = x.device.type == "cuda" if self._config.graph is None else self._config.graph
+        alone = x.device.type == "cuda" and self._team.size == 1
+        graph = alone if self._config.graph is None else self._config.graph
         if not graph or len(x) < batch:
-            return Stepper(self._model, self._config)
+            return Stepper(self._model, self._config, self._team, stage)
         try:
-            return GraphStepper(self._model, self._config, x[:batch], y[:batch])
+            return GraphStepper(self._model, self._config, x[:batch], y[:batch], stage)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -178,7 +217,7 @@ class _Run:
         since = epoch - epoch % config.refresh
         if self._attack is None or since == self._set.since:
             return 0.0
-        found = self._folder.found(since) or Found.nothing(since, x)
+        found = self._team.once(partial(self._folder.found, since)) or Found.nothing(since, x)
         if epoch == since:
             # What an attack took before a kill came after the checkpoint, whose seconds are without it.
             self._start -= found.seconds
@@ -187,7 +226,9 @@ class _Run:
                 f"out must hold all rows appended before epoch {since}, got {found.done} of {len(x)} attacked"
             )
         self._model.eval()
-        steps = search(self._attack, self._model, x, y, found, seed=config.seed, batch=config.attack_batch)
+        steps = search(
+            self._attack, self._model, x, y, found, seed=config.seed, batch=config.attack_batch, team=self._team
+        )
         for found in steps:
             self._folder.keep(found)
             self._progress(self._stage(found))
@@ -209,15 +250,21 @@ class _Run:
     def _epoch(self, epoch: int, attack_seconds: float) -> Epoch:
         start, config, rows = time.perf_counter(), self._config, self._set
         order = torch.randperm(len(rows), generator=generator(config.seed, "order", epoch), device="cpu")
-        if len(order) % config.batch == 1 and len(order) > 1 and self._has_batch_norm():
-            order = order[:-1]
-        _seed(rows.x.device, generator(config.seed, "model", epoch).initial_seed())
-        batches = order.to(rows.x.device).split(config.batch)
+        if len(order) > (rest := len(order) % config.batch) and rest < _least(self._model, self._team):
+            order = order[: len(order) - rest]
+        _seed(rows.x.device, generator(config.seed, "model", epoch).initial_seed() + self._team.rank)
+        ways = draw(len(order), generator(config.seed, "augment", epoch))
+        batches, ways = (t.to(rows.x.device).split(config.batch) for t in (order, ways))
         rates = config.rates_of(epoch, len(batches))
-        for batch, rate in zip(batches, torch.tensor(rates, device=rows.x.device), strict=True):
-            self._stepper.rate.copy_(rate)
-            self._stepper.step(rows.points[batch], rows.labels[batch])
-        loss, right = (total / len(order) for total in self._stepper.take())
+        with self._team.steps():
+            for batch, way, rate in zip(batches, ways, torch.tensor(rates, device=rows.x.device), strict=True):
+                self._stepper.rate.copy_(rate)
+                mine, way = self._team.share(batch), self._team.share(way)
+                # Before the step, and so outside of its graph, into whose own input the batch is copied in any case.
+                x = rows.points[mine] if config.augment == "none" else crop_flip(rows.points, mine, way)
+                self._stepper.step(x, rows.labels[mine], len(mine) * self._team.size / len(batch))
+        totals = self._team.gather(self._stepper.take)
+        loss, right = (sum(total) / len(order) for total in zip(*totals, strict=True))
         if not math.isfinite(loss):
             raise ValueError(f"rates must be lower for this model, the loss of epoch {epoch} is {loss}")
         accuracy = self._validate()
@@ -243,21 +290,22 @@ class _Run:
             return 0
         return sum(self._config.attacks_before(later) for later in range(epoch + 1, self._config.epochs))
 
-    def _has_batch_norm(self) -> bool:
-        return any(isinstance(module, _BatchNorm) for module in self._model.modules())
-
     def _validate(self) -> float | None:
         if self._validation is None:
             return None
-        x, y = self._validation
         self._model.eval()
+        parts = self._team.gather(partial(self._right, *self._validation))
+        self._model.train()
+        return sum(right for right, _ in parts) / sum(rows for _, rows in parts)
+
+    def _right(self, x: Tensor, y: Tensor) -> tuple[int, int]:
+        """How many rows are classified right, and of how many."""
         with torch.no_grad(), prepared(self._model):
             right = [
                 (self._model(some).argmax(1) == labels).sum()
                 for some, labels in zip(x.split(_VALIDATED), y.split(_VALIDATED), strict=True)
             ]
-        self._model.train()
-        return int(torch.stack(right).sum()) / len(x)
+        return int(torch.stack(right).sum()), len(x)
 
 
 @contextmanager
@@ -274,6 +322,13 @@ def _given_back(model: nn.Module) -> Iterator[None]:
             module.training = training
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def _lay_channels_last(model: nn.Module) -> None:
+    """A convolution works in the layout of its weight, whatever that of its input."""
+    for parameter in model.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _seed(device: torch.device, seed: int) -> None:
@@ -297,6 +352,29 @@ def _checked_model(model: nn.Module, config: TrainConfig) -> torch.device:
     if config.graph and device.type != "cuda":
         raise ValueError(f"graph must be False or None for a model on {device}, got True")
     return device
+
+
+def _least(model: nn.Module, team: Team) -> int:
+    """How many rows a batch must have: one on each rank, two where batch norm needs statistics."""
+    return team.size * (2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1)
+
+
+def _check_team(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    validation: tuple[Tensor, Tensor] | None,
+    config: TrainConfig,
+    team: Team,
+) -> None:
+    """Raises where there is not enough for every rank."""
+    for name, rows in (("data", data), ("validation", validation)):
+        if rows is not None:
+            team.check_rows(name, len(rows[0]))
+    if team.size > 1 and config.batch < _least(model, team):
+        least = _least(model, team)
+        raise ValueError(f"batch must be at least {least} for this model on {team.size} ranks, got {config.batch}")
+    if team.size > 1 and config.graph:
+        raise ValueError(f"graph must be False or None on {team.size} ranks, got True")
 
 
 def _check_rows(name: str, rows: tuple[Tensor, Tensor]) -> None:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Folder:
         saved = checkpoint.about.get("parts")
         if saved is None:
             raise ValueError(f"out must be a folder of fit or an empty one, but {path} was written by something else")
+        # A training from before a field of the config existed was one with what is now its default.
+        saved = {f"config.{field.name}": repr(field.default) for field in fields(TrainConfig)} | saved
         differs = [part for part in {**saved, **self._parts} if saved.get(part) != self._parts.get(part)]
         if differs:
             raise ValueError(f"out must be of this training, but {str(self._path)!r} differs in: {', '.join(differs)}")

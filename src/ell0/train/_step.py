@@ -4,15 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._config import TrainConfig
+from ..parallel import ALONE, Team
+from ._config import Precision, TrainConfig
+
+Stage = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What a model learns from a batch: scores ``(m, classes)``, largest at the label where the row counts as right, and
+the loss. Equal stages do the same."""
+
+
+class Objective(Protocol):
+    """What a model learns in the course of its training; its ``repr`` says all there is to know of it."""
+
+    def at(self, epoch: int, epochs: int) -> Stage:
+        """What it learns in an epoch."""
+        ...
+
 
 WARM_UP = 3  # steps before a capture, as many as torch asks for
 _SECOND_BETA = 0.999
+
+
+class Lesson(nn.Module):
+    """A model and what it learns; None: by the cross-entropy of its logits."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, stage: Stage | None) -> None:
+        super().__init__()
+        self.model, self.stage, self._bf16 = model, stage, config.precision == "bf16"
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.stage is not None:
+            return self.stage(self.model, x, y)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+            logits = self.model(x)
+        return logits, F.cross_entropy(logits.float() if self._bf16 else logits, y)
 
 
 class Stepper:
@@ -24,19 +54,27 @@ class Stepper:
 
     mode = "eager"
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.model, self._config = model, config
+    def __init__(self, model: nn.Module, config: TrainConfig, team: Team = ALONE, stage: Stage | None = None) -> None:
+        self.model, self.stage, self._config = model, stage, config
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._device = next(iter(self._names)).device
         self.rate = torch.tensor(config.rates[0], dtype=torch.float32, device=self._device)
         self.totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._optimizer = self._build()
-        self._forward: Callable[[Tensor], Tensor] = torch.compile(model) if config.compile else model
+        self._plain = team.averaged(Lesson(model, config, stage))
+        self._forward: Callable[..., tuple[Tensor, Tensor]] = (
+            torch.compile(self._plain) if config.compile else self._plain
+        )
+        self._whole = len(team.share(torch.arange(config.batch)))
 
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Learns from a batch and gives its loss.  x: ``(m, ...)``.  y: ``(m,)``."""
+    def step(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
+        """Learns from a batch and gives its loss.
+
+        x: ``(m, ...)``.  y: ``(m,)``.  weight: of its loss; where ranks have a share of the batch each, and not all of
+            the same size, that of this rank to the mean share.
+        """
         # A smaller last batch would be compiled anew for every size.
-        return self._learn(self._forward if len(x) == self._config.batch else self.model, x, y)
+        return self._learn(self._forward if len(x) == self._whole else self._plain, x, y, weight)
 
     def take(self) -> tuple[float, float]:
         """The totals, which begin anew."""
@@ -60,17 +98,13 @@ class Stepper:
         for name, tensor in own.items():
             tensor.copy_(state[name])
 
-    def _learn(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _learn(self, lesson: Callable[..., tuple[Tensor, Tensor]], x: Tensor, y: Tensor, weight: float) -> Tensor:
         self._optimizer.zero_grad()
-        with torch.autocast(
-            x.device.type, torch.bfloat16, enabled=self._config.precision == "bf16", cache_enabled=False
-        ):
-            logits = forward(x)
-        loss = F.cross_entropy(logits.float() if self._config.precision == "bf16" else logits, y)
-        loss.backward()
+        scores, loss = lesson(x, y)
+        loss.backward(torch.full_like(loss, weight))
         self._optimizer.step()
         loss = loss.detach()
-        self.totals += torch.stack((loss * len(y), (logits.detach().argmax(1) == y).sum()))
+        self.totals += torch.stack((loss * len(y), (scores.detach().argmax(1) == y).sum()))
         return loss
 
     def _build(self) -> torch.optim.Optimizer:
@@ -103,8 +137,8 @@ class GraphStepper(Stepper):
 
     mode = "graph"
 
-    def __init__(self, model: nn.Module, config: TrainConfig, x: Tensor, y: Tensor) -> None:
-        super().__init__(model, config)
+    def __init__(self, model: nn.Module, config: TrainConfig, x: Tensor, y: Tensor, stage: Stage | None = None) -> None:
+        super().__init__(model, config, stage=stage)
         self._x, self._y = x.clone(), y.clone()
         changed = [*model.parameters(), *model.buffers(), *self.state().values(), self.totals]
         before = [tensor.detach().clone() for tensor in changed]
@@ -124,10 +158,10 @@ class GraphStepper(Stepper):
             for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
 
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
         """Learns from a batch and gives its loss, in a tensor that the next step may write to."""
         if len(x) != len(self._x):
-            return self._learn(self.model, x, y)
+            return self._learn(self._plain, x, y, weight)
         self._x.copy_(x)
         self._y.copy_(y)
         self._graph.replay()
@@ -135,7 +169,16 @@ class GraphStepper(Stepper):
 
 
 @contextmanager
-def dense_precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+def attack_precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Inside, models compute as the attack of a training is to see them."""
+    precision = config.attack_precision or ("tf32" if config.precision == "tf32" else "fp32")
+    rounded = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with dense_precision(precision, device), rounded:
+        yield
+
+
+@contextmanager
+def dense_precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """Torch's own switches for products in float32 on a GPU; convolutions would be in TF32 if nobody said otherwise."""
     if device.type != "cuda":
         yield
@@ -144,7 +187,7 @@ def dense_precision(config: TrainConfig, device: torch.device) -> Iterator[None]
     matmul = torch.backends.cuda.matmul.fp32_precision == "tf32"
     convolution = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     try:
-        _allow_tf32(config.precision == "tf32", config.precision == "tf32")
+        _allow_tf32(precision == "tf32", precision == "tf32")
         yield
     finally:
         _allow_tf32(matmul, convolution)

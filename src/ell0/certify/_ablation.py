@@ -1,0 +1,202 @@
+"""Randomised ablation: a majority over copies of which a few random pixels are seen [Levine20].
+
+[Levine20] A. Levine, S. Feizi, "Robustness Certificates for Sparse Adversarial Attacks by Randomized Ablation", 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.contract import check_count
+from ..attacks.draws import Draws
+from ..evaluation import Share
+from ..threat import describe
+from ._certify import Progress, check_labels
+from ._record import check_budgets, shares
+from ._voting import check_rows, tally
+
+BATCH = 4096
+"""Ablated copies that the model sees at a time."""
+
+ROUNDING = 1e-9
+"""Relative error that a tail summed in float64 may have, with room to spare; at 10,000 samples it is below 1e-10."""
+
+
+class RandomisedAblation(nn.Module):
+    """A classifier that answers by the majority over copies of its input of which ``keep`` random pixels are seen.
+
+        g(x) = argmax over c of P(f(x seen at S) = c),  S uniform among the sets of keep pixels
+
+    An attacker who changes m of d pixels changes what f sees with probability
+    ``delta = 1 - C(d - m, keep) / C(d, keep)`` at most, so that class c stays the answer if ``P(c) - delta > 1/2``,
+    whatever the values are. A pixel is all channels of a position of ``(n, channels, height, width)``, or one number of
+    ``(n, d)``.
+
+    In training mode the result is that of ``model`` on one ablated copy of each row, drawn anew in every call from
+    torch's own generator, as dropout does: `ell0.train.fit` trains it as any other. In eval mode it is the votes of
+    ``selection`` copies, ``(n, classes)``, the same pixels seen in every row, so that rows do not depend on the batch.
+
+    Args:
+        model: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
+            ``(1 - x) / 2``, both 0 where a pixel is hidden, which no value of x is.
+        keep: pixels seen.
+        selection, samples: copies that choose the class, and others that estimate its probability.
+        confidence: with which a radius holds, for each row by itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        keep: int,
+        *,
+        selection: int = 1_000,
+        samples: int = 10_000,
+        confidence: float = 0.95,
+    ) -> None:
+        super().__init__()
+        for name, value in (("keep", keep), ("selection", selection), ("samples", samples)):
+            check_count(name, value)
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
+        self.model = model
+        self.keep, self.selection, self.samples, self.confidence = keep, selection, samples, confidence
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of ``model`` for one certified answer."""
+        return self.selection + self.samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(n, channels, height, width)`` or ``(n, d)``; result: ``(n, classes)``."""
+        if self.training:
+            noise = torch.rand(len(x), self._check_keep(x), device=x.device)
+            return self._logits(_channels(x), smallest(noise, self.keep).unsqueeze(0))
+        alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), BATCH).to(x.dtype)
+
+    def radius(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        rows: Tensor | None = None,
+        batch: int = BATCH,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """The certified radius of each row: pixels that may change to any value while the answer stays y.
+
+        Result ``(n,)`` int64, -1 where the copies that choose give another class, or those that estimate leave its
+        probability at 1/2 or below (abstained). A radius holds with probability ``confidence`` over the draws, by the
+        lower bound of Clopper and Pearson.
+
+        Args:
+            generator: gives the key of all draws.  rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default; a
+                row's result does not depend on the rows beside it.
+            batch: ablated copies at a time.  progress: called with the number of rows done and of all rows.
+        """
+        check_rows(self, x)
+        check_count("batch", batch)
+        every = torch.arange(len(x), device=x.device)
+        rows = every if rows is None else rows
+        if rows.shape != every.shape or rows.dtype != every.dtype or rows.device != every.device:
+            raise ValueError(f"rows must be int64 of shape ({len(x)},) on {x.device}, got {describe(rows)}")
+        draws, select = Draws(generator, rows), range(self.selection)
+        needed = votes_needed(self._check_keep(x), self.keep, self.samples, self.confidence).to(x.device)
+        result = torch.full_like(every, -1)
+        with torch.no_grad():
+            check_labels(x, y, self._votes(x[:1], draws, every[:1], select[:1], batch).shape[1])
+            for at in every.split(batch):
+                right = at[self._votes(x[at], draws, at, select, batch).argmax(1) == y[at]]
+                if len(right):
+                    votes = self._votes(x[right], draws, right, range(self.selection, self.forwards), batch)
+                    count = votes.gather(1, y[right].unsqueeze(1)).squeeze(1)
+                    result[right] = torch.searchsorted(needed, count, right=True) - 1
+                if progress is not None:
+                    progress(int(at[-1]) + 1, len(x))
+        return result
+
+    def accuracy(
+        self,
+        x: Tensor,
+        y: Tensor,
+        budgets: Collection[int],
+        *,
+        generator: torch.Generator | None = None,
+        rows: Tensor | None = None,
+        batch: int = BATCH,
+        progress: Progress | None = None,
+    ) -> dict[int, Share]:
+        """Certified accuracy at each budget. Arguments as for `radius`."""
+        check_budgets(budgets)
+        return shares(self.radius(x, y, generator=generator, rows=rows, batch=batch, progress=progress), budgets)
+
+    def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: Sequence[int], batch: int) -> Tensor:
+        """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
+        units, channels, step = self._check_keep(x), _channels(x), max(1, batch // len(x))
+
+        def count(queries: Sequence[int]) -> Tensor:
+            bits = torch.stack([draws.bits(at, query, units) for query in queries])
+            logits = self._logits(channels, smallest(bits, self.keep))
+            return tally(logits.argmax(1).view(bits.shape[:2]), logits.shape[1])
+
+        return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
+
+    def _logits(self, channels: Tensor, seen: Tensor) -> Tensor:
+        """``(copies * n, classes)``, copy by copy.  channels: of n rows.  seen: ``(copies, n, units)`` bool."""
+        seen = seen.unflatten(2, (1, *channels.shape[2:])) if channels.ndim == 4 else seen.repeat(1, 1, 2)
+        # Chosen, not multiplied: a hidden infinity would come through as NaN.
+        logits: Tensor = self.model(torch.where(seen, channels, 0.0).flatten(0, 1))
+        return logits
+
+    def _check_keep(self, x: Tensor) -> int:
+        """The number of units of x; raises where there are fewer than are to be seen."""
+        units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]
+        if self.keep > units:
+            raise ValueError(f"keep must be at most the number of pixels, got keep={self.keep} with {units} pixels")
+        return units
+
+    def extra_repr(self) -> str:
+        return f"keep={self.keep}, selection={self.selection}, samples={self.samples}, confidence={self.confidence}"
+
+
+def changed_share(units: int, keep: int, budget: int) -> Fraction:
+    """Of all sets of ``keep`` units, the share that meets ``budget`` given ones."""
+    return 1 - Fraction(math.comb(units - budget, keep), math.comb(units, keep))
+
+
+def votes_needed(units: int, keep: int, samples: int, confidence: float) -> Tensor:
+    """The least count of votes that certifies 0, 1, 2, ... changed units: ``(budgets,)`` int64, never falling.
+
+    With count of samples votes for a class, the lower bound of Clopper and Pearson on its probability exceeds
+    ``q = 1/2 + delta`` if and only if ``P(Binomial(samples, q) >= count) < 1 - confidence``. The budgets end where q
+    reaches 1, which no count exceeds; a count of samples + 1 cannot be had.
+    """
+    successes = torch.arange(samples + 1, dtype=torch.float64)
+    whole = torch.tensor(samples + 1.0, dtype=torch.float64)
+    ways = torch.lgamma(whole) - torch.lgamma(successes + 1) - torch.lgamma(whole - successes)
+    needed = []
+    for budget in range(units + 1):
+        q = float(Fraction(1, 2) + changed_share(units, keep, budget))
+        if q >= 1:
+            break
+        chances = (ways + successes * math.log(q) + (samples - successes) * math.log1p(-q)).exp()
+        tails = chances.flip(0).cumsum(0)  # from all successes downwards: small terms first
+        needed.append(samples + 1 - int((tails * (1 + ROUNDING) < 1 - confidence).sum()))
+    return torch.tensor(needed)
+
+
+def smallest(numbers: Tensor, count: int) -> Tensor:
+    """Where the ``count`` smallest of the last dimension are: bool, the shape of ``numbers``."""
+    places = numbers.topk(count, largest=False, sorted=False).indices
+    return torch.zeros_like(numbers, dtype=torch.bool).scatter_(-1, places, True)
+
+
+def _channels(x: Tensor) -> Tensor:
+    return torch.cat(((1 + x) / 2, (1 - x) / 2), 1)

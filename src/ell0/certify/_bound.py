@@ -1,0 +1,86 @@
+"""Lower bounds of linear functions of a network's logits, wherever in the ball the input lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ._head import Interval, backward, intervals, rounding
+from ._network import Network
+from ._reach import Reach
+
+Method = Literal["best", "ibp", "crown"]
+
+
+class Bounder:
+    """The bounds of a network in float64; beside each, what the model that predicts, in float32, may differ by.
+
+    Two routes. Intervals (IBP): each output of the first layer, then each number of every layer, in an interval of its
+    own. Lines (CROWN): one linear function of the first layer's outputs below the goal, then the better of what their
+    intervals leave of it and of what the same changed inputs for all of them do (`First.drop`).
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.first = network.first
+
+    def sweep(self, reach: Reach, budgets: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+        """Below ``goals @ logits`` at many budgets, by intervals, and the slack for rounding: two ``(n, m, c)``.
+
+        budgets: ``(n, m)``.  goals: ``(n, c, classes)``.
+        """
+        low, high = (end.flatten(0, 1) for end in self.first.interval(reach, budgets))
+        passed = intervals(self.network.head, (low, high))
+        return over_intervals(self.network.head, passed, goals, budgets), self._slack(reach, budgets, passed, goals)
+
+    def at(self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method) -> tuple[Tensor, Tensor]:
+        """Below ``goals @ logits`` at one budget a row, and the slack for rounding: two ``(n, c)``.
+
+        budgets: ``(n,)``.  goals: ``(n, c, classes)``.
+        """
+        head, column = self.network.head, budgets.unsqueeze(1)
+        low, high = (end.squeeze(1) for end in self.first.interval(reach, column))
+        passed = intervals(head, (low, high))
+        found = []
+        if method != "crown":
+            found.append(over_intervals(head, passed, goals, column).squeeze(1))
+        if method != "ibp":
+            slopes, constants, _ = backward(head, passed, goals)
+            apart = _over_box(slopes, low.unsqueeze(1), high.unsqueeze(1)).squeeze(1)
+            now = (slopes @ self.first.value(reach.x.to(slopes.dtype)).unsqueeze(-1)).squeeze(-1)
+            together = now - self.first.drop(reach, budgets, slopes)
+            found.append(torch.maximum(apart, together) + constants)
+        return torch.stack(found).amax(0), self._slack(reach, column, passed, goals).squeeze(1)
+
+    def _slack(self, reach: Reach, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
+        """What ``goals @ logits`` in float32 may lie below the exact value: ``(n, m, c)``."""
+        error = self.first.rounding(reach, budgets)
+        error = error.expand(*budgets.shape, error.shape[-1]).flatten(0, 1)
+        error = rounding(self.network.head, passed, error)
+        slack: Tensor = error.unflatten(0, budgets.shape) @ goals.abs().transpose(1, 2)
+        return slack
+
+
+def over_intervals(head: Sequence[nn.Module], passed: Sequence[Interval], goals: Tensor, budgets: Tensor) -> Tensor:
+    """Below ``goals @ logits`` by the intervals at the last layer that bends: ``(n, m, c)`` for budgets ``(n, m)``.
+
+    What is affine behind it is one function with the goals, so that they lose nothing there.
+    passed: what `intervals` found, ``(n * m, ...)`` each.
+    """
+    slopes, constants, place = backward(head, passed, goals, relax=False)
+    low, high = (end.unflatten(0, budgets.shape).flatten(2) for end in passed[place])
+    return _over_box(slopes.flatten(2), low, high) + constants.unsqueeze(1)
+
+
+def _over_box(slopes: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The least ``slopes @ z`` for z between low and high: ``(n, m, c)``; slopes ``(n, c, h)``, ends ``(n, m, h)``."""
+    return low @ slopes.clamp(min=0).transpose(1, 2) + high @ slopes.clamp(max=0).transpose(1, 2)
+
+
+def margin_goals(y: Tensor, classes: int) -> Tensor:
+    """Goals whose values are ``logit_y - logit_c`` for each class c: ``(n, classes, classes)``, 0 at c = y."""
+    identity = torch.eye(classes, dtype=torch.float64, device=y.device)
+    return identity[y].unsqueeze(1) - identity

@@ -1,0 +1,73 @@
+"""The layer that the attacker reaches: what its outputs can become when some of its inputs change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ._reach import Reach, largest_sums
+
+ROUNDING = torch.finfo(torch.float32).eps
+"""Twice the unit roundoff of float32: once for the model that predicts, once for second-order terms and for the
+certificate's own float64. A model in float64 is held to it as well, so the certificate's arithmetic never counts."""
+
+
+class First(ABC):
+    """Bounds of one layer ``(n, d) -> (n, h)`` whose inputs are attacked, in the dtype of its weight.
+
+    The reach may be in float32 where the weight is a float32 one in float64. Budgets are in units of the reach.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.weight = layer.weight
+        self.bias = torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias
+
+    @abstractmethod
+    def limit(self, reach: Reach) -> int:
+        """The largest budget at which a certificate can exist; raises a ValueError if not even 1 is."""
+
+    def check(self, reach: Reach, budget: int) -> None:  # noqa: ARG002
+        """Raises a ValueError if no certificate exists at this budget."""
+        self.limit(reach)
+
+    def sweeps(self, reach: Reach) -> bool:  # noqa: ARG002
+        """Whether the intervals of many budgets cost little more than those of one."""
+        return True
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """``(n, h)`` for x ``(n, d)``."""
+
+    @abstractmethod
+    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each output: two ``(n, m, h)`` for budgets ``(n, m)``."""
+
+    @abstractmethod
+    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
+        """How far ``head @ outputs`` falls at most if all outputs see the same changes: ``(n, c)``.
+
+        budgets: ``(n,)``.  head: ``(n, c, h)``.
+        """
+
+    @abstractmethod
+    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+        """How far outputs in float32 lie from the exact ones, wherever in the ball: ``(n, m, h)`` or broadcastable."""
+
+    def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+        """The interval for one budget with gradients to weight and bias: two ``(n, h)``."""
+        budgets = torch.full((len(reach.x), 1), budget, device=reach.x.device)
+        low, high = self.interval(reach, budgets)
+        return low.squeeze(1), high.squeeze(1)
+
+    def _sum_of_magnitudes(self, reach: Reach, budgets: Tensor) -> Tensor:
+        """The sum of |terms| plus |bias| is at most this, wherever in the ball: ``(n, m, h)`` for budgets ``(n, m)``.
+
+        sum_j |w_hj x_j| + |b_h| + max_j |w_hj| * (sum of the reaches of the units that reach furthest)
+        """
+        reach, weight = reach.to(self.weight.dtype), self.weight.abs()
+        here = reach.x.abs() @ weight.T + self.bias.abs()
+        reaches = torch.maximum(reach.low.abs(), reach.high.abs()).masked_fill(~reach.moves, 0.0)
+        furthest = largest_sums(reach.units(reaches).unsqueeze(1), budgets)
+        return here.unsqueeze(1) + furthest * weight.amax(1)

@@ -1,0 +1,117 @@
+"""A model read as what a certificate knows: clamps, the attacked layer, and a head of known layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear
+from ._first import First
+from ._separable import Clipped, Dense
+from ._truncated import Truncated
+
+ATTACKED = (nn.Linear, TruncatedLinear, ClippedLinear)
+AFFINE = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.AvgPool2d, nn.Flatten, nn.Unflatten)
+BENT = (nn.ReLU, nn.MaxPool2d)
+NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+MOODY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+"""What does something else in training mode."""
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """``head(first(clamps(x)))``; layers that do nothing in eval mode are left out."""
+
+    clamps: tuple[InputClamp, ...]
+    layer: nn.Linear
+    head: tuple[nn.Module, ...]
+
+    @classmethod
+    def read(cls, model: nn.Module, x: Tensor, *, training: bool = False) -> Network:
+        """Raises a ValueError that names the layer where the model is none that can be certified.
+
+        training: whether the model may be in training mode, as far as that changes none of its layers.
+        """
+        leaves = list(_leaves("", model))
+        for name, layer in leaves:
+            if layer.training and (not training or type(layer) in MOODY):
+                raise ValueError(f"model must be in eval mode, and {name} is in training mode: call model.eval()")
+        layers = [(name, layer) for name, layer in leaves if type(layer) not in NOTHING]
+        clamps: list[InputClamp] = []
+        flat = x.ndim == 2
+        for place, (name, layer) in enumerate(layers):
+            if type(layer) is nn.Flatten:
+                _check_later(name, layer)
+                flat = True
+            elif type(layer) is InputClamp:
+                clamps.append(layer)
+            elif isinstance(layer, nn.Linear) and type(layer) in ATTACKED:
+                _check_first(name, layer, x, flat)
+                head = layers[place + 1 :]
+                for later, after in head:
+                    _check_later(later, after)
+                return cls(tuple(clamps), layer, tuple(after for _, after in head))
+            else:
+                raise ValueError(
+                    "model must begin with TruncatedLinear, ClippedLinear or Linear, after Flatten and InputClamp at "
+                    f"most, got {name} ({type(layer).__name__}) before any of them"
+                )
+        raise ValueError("model must have a TruncatedLinear, ClippedLinear or Linear layer, got none")
+
+    def double(self) -> Network:
+        """A copy in float64 without gradients."""
+        head = tuple(copy.deepcopy(part).double().requires_grad_(False) for part in self.head)
+        return Network(self.clamps, copy.deepcopy(self.layer).double().requires_grad_(False), head)
+
+    @property
+    def first(self) -> First:
+        if isinstance(self.layer, ClippedLinear):
+            return Clipped(self.layer)
+        # A truncated layer that removes nothing is a plain one.
+        return Truncated(self.layer) if isinstance(self.layer, TruncatedLinear) and self.layer.k else Dense(self.layer)
+
+
+def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested ``nn.Sequential`` in order, with the names an error gives them."""
+    label = f"layer {name!r}" if name else "the model"
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        raise ValueError(f"model must do what its layers say, got hooks or another forward on {label}")
+    if type(module) is not nn.Sequential:
+        yield label, module
+        return
+    for child, layer in zip(module._modules, module, strict=True):  # named_children leaves out a layer's second use
+        yield from _leaves(f"{name}.{child}" if name else child, layer)
+
+
+def _check_first(name: str, layer: nn.Linear, x: Tensor, flat: bool) -> None:
+    if not flat:
+        raise ValueError(f"x must be (n, features), or go through Flatten first, before {name}, got {tuple(x.shape)}")
+    if x[0].numel() != layer.in_features:
+        raise ValueError(f"x must have {layer.in_features} numbers a row for {name}, got shape {tuple(x.shape)}")
+    known = x.dtype in (torch.float32, torch.float64)
+    if not known or (x.dtype, x.device) != (layer.weight.dtype, layer.weight.device):
+        raise ValueError(
+            f"x must be float32 or float64 with the dtype and device of {name} "
+            f"({layer.weight.dtype} on {layer.weight.device}), got {x.dtype} on {x.device}"
+        )
+
+
+def _check_later(name: str, layer: nn.Module) -> None:
+    kind = type(layer)
+    if kind in (TruncatedLinear, ClippedLinear, InputTruncation):
+        raise ValueError(f"model must truncate or clip in its first layer alone, got {name} ({kind.__name__}) after it")
+    if kind not in AFFINE + BENT:
+        known = ", ".join(each.__name__ for each in AFFINE + BENT)
+        raise ValueError(f"model must have layers that bounds pass through ({known}), got {name} ({kind.__name__})")
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        raise ValueError(f"model must pad with zeros, got padding_mode={layer.padding_mode!r} on {name}")
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and layer.running_mean is None:
+        raise ValueError(f"model must have batch norm with running statistics, got {name} without")
+    if isinstance(layer, nn.MaxPool2d) and (layer.return_indices, layer.ceil_mode, layer.dilation) != (False, False, 1):
+        raise ValueError(f"model must have max pooling without indices, ceil_mode and dilation, got {name}: {layer}")
+    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+        raise ValueError(f"model must flatten whole rows, got {name}: {layer}")

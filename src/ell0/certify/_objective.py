@@ -1,0 +1,63 @@
+"""Training on the bound: what a network is to learn at each point of its training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..attacks.contract import check_count
+from ._certify import margins
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is learnt for a while: the bound for ``budget`` changes, weighed by ``mix`` against the row itself."""
+
+    budget: int
+    mix: float
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
+
+        (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
+        """
+        scores = -margins(model, x, y, self.budget)
+        loss = F.cross_entropy(scores, y)
+        if self.mix < 1:
+            loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
+        return scores, loss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective of `ell0.train.fit`: the cross-entropy at the worst that ``budget`` changes, of any value, can do.
+
+        fit(models.mlp(100, hidden=(512,)), data, config, objective=Objective(budget=8))
+
+    A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
+    the first ``ramp`` of the epochs.
+
+    Args:
+        budget: changes that the bound allows in the end, at most the k of the model's first layer.
+        mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
+        ramp: in [0, 1].
+    """
+
+    budget: int
+    mix: float = 1.0
+    ramp: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_count("budget", self.budget)
+        if not 0 < self.mix <= 1:
+            raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
+        if not 0 <= self.ramp <= 1:
+            raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
+
+    def at(self, epoch: int, epochs: int) -> Stage:
+        """What is learnt in an epoch."""
+        share = epoch / (self.ramp * epochs) if self.ramp else 1.0
+        return Stage(math.ceil(self.budget * min(share, 1.0)), self.mix)

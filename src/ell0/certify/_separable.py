@@ -1,0 +1,126 @@
+"""First layers whose terms do not compete: the dense and the clipped one. Their bounds are exact, for any budget."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..nn import ClippedLinear
+from ..ops import clipped_linear
+from ._first import ROUNDING, First
+from ._reach import Reach, in_blocks, largest_sums
+
+
+class Separable(First):
+    """``out_h = sum_j phi(w_hj x_j) + b_h`` with a rising phi: a changed term leaves the others alone.
+
+    So the worst m units are those that move an output furthest, one by one:
+
+        least out = out - top_m over units of sum_j (phi(u_j) - phi(least u_j)), mirrored for the largest
+
+    and ``a @ out`` falls by top_m over units of ``sum_j max over x_j of sum_h a_h (phi(u_hj) - phi(w_hj x_j))``.
+    """
+
+    @abstractmethod
+    def terms(self, numbers: Tensor, weight: Tensor) -> Tensor:
+        """phi(w_hj x_j): ``(n, h, d)`` for numbers ``(n, d)`` and a weight ``(h, d)``."""
+
+    @abstractmethod
+    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+        """How far a change of each number alone lowers ``head @ outputs``: ``(n, c, d)`` for a head ``(n, c, h)``."""
+
+    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
+        reach = reach.to(self.weight.dtype)
+
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            here, weight = reach[b], self.weight[o]
+            terms, *ends = (self.terms(numbers, weight) for numbers in (here.x, here.low, here.high))
+            fall, rise = terms - torch.minimum(*ends), torch.maximum(*ends) - terms
+            return largest_sums(here.units(fall), budgets[b]), largest_sums(here.units(rise), budgets[b])
+
+        fall, rise = in_blocks(block, reach, len(self.weight))
+        value = self.value(reach.x).unsqueeze(1)
+        return value - fall, value + rise
+
+    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
+        falls = self.falls(reach.to(self.weight.dtype), head)
+        return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
+
+
+class Dense(Separable):
+    """phi is the identity."""
+
+    def limit(self, reach: Reach) -> int:
+        if not reach.bounded:
+            raise ValueError(
+                "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
+                "give a ball with finite low and high, or put InputClamp before it"
+            )
+        return reach.number_of_units
+
+    def value(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def terms(self, numbers: Tensor, weight: Tensor) -> Tensor:
+        return numbers.unsqueeze(1) * weight
+
+    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+        slope = head @ self.weight
+        x, low, high = (numbers.unsqueeze(1) for numbers in (reach.x, reach.low, reach.high))
+        return torch.maximum(slope * (x - low), slope * (x - high))
+
+    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+        return (reach.x.shape[1] + 2) * ROUNDING * self._sum_of_magnitudes(reach, budgets)
+
+
+class Clipped(Separable):
+    """phi clips to [-clip, clip]."""
+
+    def __init__(self, layer: ClippedLinear) -> None:
+        super().__init__(layer)
+        self.clip = layer.clip
+
+    def limit(self, reach: Reach) -> int:
+        return reach.number_of_units
+
+    def value(self, x: Tensor) -> Tensor:
+        return clipped_linear(x, self.weight, self.bias, clip=self.clip)
+
+    def terms(self, numbers: Tensor, weight: Tensor) -> Tensor:
+        # Infinite numbers go a way of their own: their products have no gradient, not even 0.
+        infinite, numbers = numbers.isinf().unsqueeze(1), numbers.unsqueeze(1)
+        finite = (numbers.masked_fill(infinite, 0.0) * weight).clamp(-self.clip, self.clip)
+        return torch.where(infinite, self.clip * weight.sign() * numbers.sign(), finite)
+
+    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+        """The head's share of number j at the value v, f_j(v) = sum_h a_h phi(w_hj v), is odd and piecewise linear.
+
+        Its least value in [low, high] is at an end or at a kink, +-clip / |w_hj|. At the kink of the r-th weight of a
+        column, in rising order of magnitude, that term and those of larger weights are clipped, the others linear:
+
+            f_j(t_r) = clip * sum_{h from r on} a_h sign(w_hj) + t_r * sum_{h before r} a_h w_hj
+        """
+        now, *ends = (head @ self.terms(v, self.weight) for v in (reach.x, reach.low, reach.high))
+        least = torch.minimum(*ends)
+        low, high = reach.low.unsqueeze(1), reach.high.unsqueeze(1)
+        order = self.weight.abs().argsort(0)
+        weight = self.weight.gather(0, order)
+        clipped, linear = head @ (self.clip * self.weight.sign()), torch.zeros_like(now)
+        for r, place in enumerate(order):
+            share, kink = head[..., place], self.clip / weight[r].abs()
+            # The term of a weight of 0 has no kink: it would be at infinity.
+            there = clipped + kink.masked_fill(kink.isinf(), 0.0) * linear
+            for at, value in ((kink, there), (-kink, -there)):
+                inside = (low <= at) & (at <= high) & at.isfinite()
+                least = torch.where(inside, torch.minimum(least, value), least)
+            clipped = clipped - share * (self.clip * weight[r].sign())
+            linear = linear + share * weight[r]
+        return now - least
+
+    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+        here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
+        changed = self.clip * reach.numbers(budgets).to(here.dtype).unsqueeze(-1)
+        return (reach.x.shape[1] + 2) * ROUNDING * (here + changed)

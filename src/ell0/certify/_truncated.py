@@ -1,0 +1,203 @@
+"""The truncated first layer: sums without their k largest and k smallest terms.
+
+Notation: u_j = w_hj x_j, s_1 >= ... >= s_d their order, T_k(u) = s_{k+1} + ... + s_{d-k}, m numbers change.
+
+**Any value** (`_highest`). For m <= k the largest T_k is ``s_{k+1-m} + ... + s_{d-k-m}``, the sum without its top k - m
+and bottom k + m terms: at least i of the new terms are >= s'_i, all but m of them unchanged, so s'_i <= s_{i-m}; and
+sending the m smallest terms to the top attains it. Terms that cannot move (a frozen number, a weight of 0) stay where
+they are: then the m smallest that can move go. Mirrored for the least.
+
+**One number at a time** (`_amounts`). With the other terms held, T_k is a constant plus u_j clipped between the k-th
+smallest and the k-th largest of the others. While m numbers move down, the k-th largest of the others matters only up
+to s_{k+1}, and the k-th smallest stays above s_{d-k+m}; so number j lowers T_k by at most
+
+    fall_j = max(0, min(u_j, s_{k+1}) - max(least u_j, s_{d-k+m}))        (s_{d-k+m} = -inf for m > k)
+
+whatever moves beside it. Numbers moved the other way only raise T_k. Hence the bound ``T_k - top_m(fall)`` of an
+output, which knows the attacker's box; and, since all outputs see the same x_j move up or down, that of a head a @ T:
+
+    a @ T falls by at most top_m over j of max(down_j, up_j),
+    down_j = sum over a_h > 0, w_hj > 0 of a_h fall_hj + sum over a_h < 0, w_hj < 0 of |a_h| rise_hj,  up_j likewise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..nn import TruncatedLinear
+from ..ops import trimmed_linears, truncated_linear
+from ..ops.reference import products
+from ._first import First
+from ._reach import Reach, blocks, in_blocks, largest_sums
+
+OPERATOR = 2e-5
+"""Twice the error of the operator, as a share of the sum of its kept |terms| and |bias|, that its tests allow."""
+
+
+class Truncated(First):
+    def __init__(self, layer: TruncatedLinear) -> None:
+        super().__init__(layer)
+        self.k = layer.k
+
+    def limit(self, reach: Reach) -> int:
+        if reach.bounded or int(reach.moves.sum(1).max()) <= self.k:
+            return reach.number_of_units
+        return self.k // reach.widest
+
+    def check(self, reach: Reach, budget: int) -> None:
+        if budget * reach.widest > self.k and budget > (limit := self.limit(reach)):
+            unit = "features" if reach.channels == 1 else "pixels"
+            raise ValueError(
+                f"no certificate exists for budget={budget}: the first layer, with k={self.k}, bounds at most {limit} "
+                f"changed {unit} of any value"
+            )
+
+    def value(self, x: Tensor) -> Tensor:
+        return truncated_linear(x, self.weight, self.bias, k=self.k)
+
+    def sweeps(self, reach: Reach) -> bool:
+        return not self._boxed(reach)
+
+    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact for any value, features as units and m <= k; else the better of both bounds, exact for m = 1."""
+        boxed, dtype = self._boxed(reach), self.weight.dtype
+        # Terms are rounded as the layer rounds them, and added up in the dtype of the bounds.
+        weights = self.weight.to(reach.x.dtype)
+        stuck = bool((self.weight == 0).any()) or not bool(reach.moves.all())
+
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            here, weight = reach[b], weights[o]
+            terms = here.x.unsqueeze(1) * weight
+            numbers = here.numbers(budgets[b])
+            if stuck:
+                place = _argsort(terms)
+                order = terms.gather(-1, place)
+                free = (here.moves.unsqueeze(1) & (weight != 0)).gather(-1, place)
+                low = -_highest(-order.flip(-1), free.flip(-1), self.k, numbers, dtype)
+                high = _highest(order, free, self.k, numbers, dtype)
+            else:
+                order = _sort(terms)
+                low, high = _shifted(order, self.k, numbers, dtype)
+            if boxed:
+                middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype)
+                movable = here.moves.unsqueeze(1) & (weight != 0)
+                falls, rises = [], []
+                for m, budget in zip(numbers.T, budgets[b].T, strict=True):
+                    fall, rise = (a * movable for a in _amounts(terms, order, here, weight, self.k, m))
+                    falls.append(largest_sums(here.units(fall), budget.unsqueeze(1), dtype))
+                    rises.append(largest_sums(here.units(rise), budget.unsqueeze(1), dtype))
+                low = torch.maximum(low, middle.unsqueeze(1) - torch.cat(falls, 1))
+                high = torch.minimum(high, middle.unsqueeze(1) + torch.cat(rises, 1))
+            return low, high
+
+        low, high = in_blocks(block, reach, len(self.weight))
+        return low + self.bias, high + self.bias
+
+    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
+        n, d = reach.x.shape
+        down, up = head.new_zeros(2, n, head.shape[1], d)
+        numbers = reach.numbers(budgets.unsqueeze(1)).squeeze(1)
+        weights = self.weight.to(reach.x.dtype)
+        with_x, against_x = (weights > 0).to(weights), (weights < 0).to(weights)
+        for b, o in blocks(n, len(weights), d, head.device):
+            here, weight = reach[b], weights[o]
+            terms = here.x.unsqueeze(1) * weight
+            fall, rise = _amounts(terms, _sort(terms), here, weight, self.k, numbers[b])
+            gains, losses = head[b, :, o].clamp(min=0), -head[b, :, o].clamp(max=0)
+            down[b] += gains @ (fall * with_x[o]).to(head) + losses @ (rise * against_x[o]).to(head)
+            up[b] += gains @ (fall * against_x[o]).to(head) + losses @ (rise * with_x[o]).to(head)
+        amounts = torch.maximum(down, up) * reach.moves.unsqueeze(1)
+        return largest_sums(reach.units(amounts), budgets.unsqueeze(1)).squeeze(1)
+
+    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+        """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most."""
+        here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
+        if reach.any_value:
+            return OPERATOR * here
+        within = (reach.numbers(budgets) <= self.k).unsqueeze(-1)
+        return OPERATOR * torch.where(within, here, self._sum_of_magnitudes(reach, budgets))
+
+    def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+        """For m <= k that of any value, by the operator; a box only shrinks it."""
+        k, numbers = self.k, budget * reach.widest
+        if numbers > k:
+            return super().trainable_interval(reach, budget)
+        counts = ((k + numbers, k - numbers), (k - numbers, k + numbers))
+        low, high = trimmed_linears(reach.x, self.weight, self.bias, counts=counts)
+        return low, high
+
+    def _boxed(self, reach: Reach) -> bool:
+        """Whether changing one number at a time may bound more tightly than changing them to any value."""
+        return not reach.any_value or reach.channels > 1
+
+
+def _sort(terms: Tensor) -> Tensor:
+    """Ascending along the last dimension."""
+    if terms.device.type == "cpu" and not terms.requires_grad:
+        return torch.from_numpy(np.sort(terms.numpy(), -1))  # an order of magnitude faster than torch here
+    return terms.sort(-1).values
+
+
+def _argsort(terms: Tensor) -> Tensor:
+    if terms.device.type == "cpu":
+        return torch.from_numpy(np.argsort(terms.detach().numpy(), -1))
+    return terms.argsort(-1)
+
+
+def _shifted(order: Tensor, k: int, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The least and the largest T_k after ``numbers`` (n, m) changes to any value: two ``(n, m, h)``; m > k: infinite.
+
+    order: ``(n, h, d)``, ascending. A further change moves the window of kept terms on by one.
+    """
+    d, most = order.shape[-1], min(k, int(numbers.max()))
+    middle = order[..., k : d - k].sum(-1, keepdim=True, dtype=dtype)
+    falls = (order[..., d - k - most : d - k].to(dtype) - order[..., k - most : k]).flip(-1).cumsum(-1)
+    rises = (order[..., d - k : d - k + most].to(dtype) - order[..., k : k + most]).cumsum(-1)
+    index = numbers.clamp(max=most).unsqueeze(1).expand(-1, order.shape[1], -1)
+    fall, rise = (F.pad(steps, (1, 0)).gather(-1, index) for steps in (falls, rises))
+    beyond = (numbers > k).unsqueeze(1)
+    low, high = (middle - fall).masked_fill(beyond, -torch.inf), (middle + rise).masked_fill(beyond, torch.inf)
+    return low.transpose(1, 2), high.transpose(1, 2)
+
+
+def _highest(order: Tensor, free: Tensor, k: int, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest T_k after ``numbers`` (n, m) changes to any value where only free terms move: ``(n, m, h)``.
+
+    order: ``(n, h, d)``, ascending.  free: bool, in that order. The m smallest free terms go to the top, so the sum is
+    S(d - k) - S(k), where S(p) adds up the p smallest of the others. They end at place I = min(p + m, the place of the
+    p-th term that is not free), and the free ones among the first I, m at most, are not of them.
+    """
+    d, m = order.shape[-1], numbers.unsqueeze(1).expand(-1, order.shape[1], -1)
+    all_sums, free_sums = (F.pad(terms.cumsum(-1, dtype=dtype), (1, 0)) for terms in (order, order * free))
+    gone = torch.searchsorted(free.cumsum(-1), m.contiguous()).add(1).masked_fill(m == 0, 0)
+
+    def smallest(p: int) -> Tensor:
+        fixed = ((~free).cumsum(-1) < p).sum(-1, keepdim=True) + 1
+        last = torch.minimum(fixed, p + m).clamp(max=d)
+        return all_sums.gather(-1, last) - free_sums.gather(-1, torch.minimum(last, gone))
+
+    high = smallest(d - k) - smallest(k)
+    return high.masked_fill(m > k, torch.inf).transpose(1, 2)
+
+
+def _amounts(
+    terms: Tensor, order: Tensor, reach: Reach, weight: Tensor, k: int, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How far each number lowers and raises T_k at most while ``numbers`` (n,) move: two ``(n, h, d)``, fall and rise.
+
+    terms: ``(n, h, d)``.  order: the same, ascending. Where numbers may take any value, frozen numbers and weights of 0
+    are not looked for: the caller masks them.
+    """
+    d = order.shape[-1]
+    m = numbers.view(-1, 1, 1).expand(-1, order.shape[1], 1)
+    floor = order.gather(-1, (k - m).clamp(min=0)).masked_fill(m > k, -torch.inf)
+    ceiling = order.gather(-1, (d - k - 1 + m).clamp(max=d - 1)).masked_fill(m > k, torch.inf)
+    if not reach.any_value:
+        ends = products(reach.low, weight), products(reach.high, weight)
+        floor, ceiling = torch.maximum(torch.minimum(*ends), floor), torch.minimum(torch.maximum(*ends), ceiling)
+    fall = (terms.minimum(order[..., d - k - 1, None]) - floor).clamp_(min=0)
+    rise = (ceiling - terms.maximum(order[..., k, None])).clamp_(min=0)
+    return fall, rise

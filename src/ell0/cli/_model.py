@@ -1,0 +1,66 @@
+"""The model and the rows that a command is about, by their words."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from .. import data as sets
+from .. import recipe
+from ..train import load_checkpoint
+
+
+def load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """The model, and the card of its checkpoint; an empty one, if it has none."""
+    path = Path(words)
+    if path.exists() or path.suffix == ".safetensors":
+        return _from_checkpoint(path)
+    module, colon, name = words.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"model must be a checkpoint that is there, or package.module:name, got {words!r}")
+    return _imported(words, module, name), {}
+
+
+def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    if path.is_dir() and not (path / "checkpoint.safetensors").exists():
+        inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
+        hint = f"; there are {inside}" if inside else ""
+        raise FileNotFoundError(f"model must be a checkpoint, but {str(path)!r} has no checkpoint.safetensors{hint}")
+    checkpoint = load_checkpoint(path)
+    try:
+        network = recipe.model(checkpoint.card)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give a model of your own as package.module:name") from error
+    checkpoint.into(network)
+    return network, checkpoint.card
+
+
+def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"model must name something in {module}, got {words!r}{hint}")
+        found = getattr(found, part)
+    model: Any = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not callable(model):
+        raise ValueError(f"model must name a model, or a callable that makes one, got {words!r}, which gives {model!r}")
+    return cast(Callable[[Tensor], Tensor], model)
+
+
+def load_rows(words: str | None, root: Path | None, scale: recipe.Scale) -> tuple[Tensor, Tensor]:
+    """Inputs and labels: the test split of a set, brought to the scale, or a file as it is."""
+    if words is None:
+        raise ValueError("data must be given for this model: digits, mnist, fashion-mnist, cifar10 or a .npz file")
+    if words in sets.NAMES or not (words.endswith(".npz") or Path(words).exists()):
+        return recipe.scaled(sets.load(words, "test", root), scale)
+    return recipe.arrays(words)

@@ -1,0 +1,251 @@
+"""Several processes at work on one thing: who this one is, its share of the rows, what the others found.
+
+The only place that knows of Lightning Fabric, which is imported where more than one process is asked for. Fabric starts
+the processes, or finds those that torchrun or SLURM started; torch's own collectives carry what they say to each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from .attacks.contract import check_count
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+__all__ = ["ALONE", "LostError", "Team", "together"]
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(days=1)  # for a rank whose rows are harder; one that is gone is noticed at once
+
+
+class LostError(ConnectionError):
+    """A process of the team is gone."""
+
+
+class Team:
+    """The processes of a run, each with a ``rank`` of 0 .. ``size`` - 1; as it stands here, one that is alone.
+
+    What is `gather` or `once` for one rank must be so for all, in the same order.
+    """
+
+    rank = 0
+    size = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, rows: Tensor) -> Tensor:
+        """What is this rank's of ``(n, ...)``: rows in turn, since neighbours are often alike."""
+        return rows[self.rank :: self.size]
+
+    def whole(self, shares: Sequence[Tensor]) -> Tensor:
+        """The rows again, on the CPU, from the `share` of each rank."""
+        rows = shares[0].new_empty((sum(map(len, shares)), *shares[0].shape[1:]), device="cpu")
+        for rank, share in enumerate(shares):
+            rows[rank :: self.size] = share
+        return rows
+
+    def check_rows(self, name: str, rows: int) -> None:
+        """Raises where there are fewer rows than ranks."""
+        if rows < self.size:
+            raise ValueError(f"{name} must have at least a row for each of the {self.size} ranks, got {rows}")
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Has every rank do its work, and gives what all gave, by rank; what one raises, all raise."""
+        return [work()]
+
+    def once(self, work: Callable[[], T]) -> T:
+        """Has rank 0 alone do some work, and gives all what it gave; what it raises, all raise."""
+        return work()
+
+    def by_row(self, work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """What a function gives for rows, a value for each, on the CPU; every rank does its share.
+
+            radii = team.by_row(partial(certify.radius, model), x, y)
+
+        rows: ``(n, ...)`` each.
+        """
+        self.check_rows("rows", len(rows[0]))
+        return self.whole(self.gather(lambda: work(*map(self.share, rows)).cpu()))
+
+    def averaged(self, model: nn.Module) -> nn.Module:
+        """The model as one whose backward averages the gradients of all ranks; alone, the model."""
+        return model
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Around steps of the `averaged` model; at the end its buffers are those of rank 0 on every rank."""
+        yield
+
+
+ALONE = Team()
+
+
+class _Ranks(Team):
+    """Several processes, connected by Fabric."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self.rank, self.size = fabric.global_rank, fabric.world_size
+        # Over TCP also where gradients go from GPU to GPU: a closed connection is an error there, not a wait.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        self._told: Exception | None = None
+        self._stepping = False
+        self._buffers: list[Tensor] = []
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        return self._exchange(*_tried(work))
+
+    def once(self, work: Callable[[], T]) -> T:
+        error, value = _tried(work) if self.first else (None, None)
+        # Apart from the value, which only one has and which may be large.
+        self._exchange(error, None)
+        box = [value]
+        with _connected():
+            torch.distributed.broadcast_object_list(box, 0, self._group, device=torch.device("cpu"))
+        return cast(T, box[0])
+
+    def averaged(self, model: nn.Module) -> nn.Module:
+        self._buffers = list(model.buffers())
+        return self._fabric.setup_module(model, move_to_device=False)
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        self._stepping = True
+        with _connected():
+            yield
+            for buffer in self._buffers:
+                torch.distributed.broadcast(buffer, 0)
+        self._stepping = False
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends a rank on which something was raised: rank 0 raises it, to be told, the others end.
+
+        What was raised on another rank alone comes to rank 0 in its next exchange. In the steps of a training there is
+        none, and the rank speaks for itself.
+        """
+        if not (error is self._told or self._stepping or isinstance(error, LostError)):
+            try:
+                self._exchange(error, None)
+            except LostError:
+                raise error from None
+            except Exception as told:
+                error = told
+        if self.first:
+            raise error
+        if error is self._told:
+            # The code of the run is that of rank 0, which a launcher that sees another first might not let speak.
+            raise SystemExit(0) from None
+        if isinstance(error, LostError):
+            raise SystemExit(1) from None
+        raise error
+
+    def _exchange(self, error: Exception | None, value: T) -> list[T]:
+        """What all ranks gave, by rank; raises the first error among them."""
+        box: list[Any] = [None] * self.size
+        with _connected():
+            torch.distributed.all_gather_object(box, (_tellable(error), value), self._group)
+        for rank, (its, _) in enumerate(box):
+            if its is not None:
+                self._told = error if rank == self.rank else its
+                assert self._told is not None
+                raise self._told
+        return [value for _, value in box]
+
+
+@contextmanager
+def together(devices: int | None = None, nodes: int = 1, device: str | None = None) -> Iterator[Team]:
+    """The team of a run, inside of which it is done.
+
+        with parallel.together(devices=2) as team:
+            evaluation = ell0.evaluate(model, x, y, ball, team=team)
+
+    Starts the processes, which all come here by the same command, or joins those of torchrun or SLURM. An error on one
+    rank ends all of them: rank 0 raises it, the others end quietly.
+
+    Args:
+        devices: processes on each node, with a GPU each where there are GPUs. None: one, or those of torchrun.
+        nodes: machines.  device: ``"cpu"`` or ``"cuda"``; None: GPUs where there are some.
+    """
+    team = _launched(devices, nodes, device)
+    if not isinstance(team, _Ranks):
+        yield team
+        return
+    try:
+        yield team
+    except KeyboardInterrupt:
+        if team.first:
+            raise
+        raise SystemExit(130) from None
+    except Exception as error:
+        team.fail(error)
+
+
+def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
+    elastic = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
+    if devices is None and elastic:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    devices = 1 if devices is None else devices
+    check_count("devices", devices)
+    check_count("nodes", nodes)
+    if devices * nodes == 1:
+        return ALONE
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'device must be "cpu" or "cuda" for several processes, got {device!r}')
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if gpus and devices > gpus:
+        raise ValueError(f"devices must be at most the {gpus} GPUs here, got {devices}")
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise ImportError(
+            f"more than one process needs Lightning Fabric: pip install 'ell0[dist]' ({error})"
+        ) from error
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of every process that starts
+    fabric = Fabric(accelerator="cuda" if gpus else "cpu", devices=devices, num_nodes=nodes, strategy="ddp")
+    fabric.launch()
+    return _Ranks(fabric)
+
+
+def _tried(work: Callable[[], object]) -> tuple[Exception | None, Any]:
+    """What some work raised, and what it gave."""
+    try:
+        return None, work()
+    except Exception as error:
+        return error, None
+
+
+def _tellable(error: Exception | None) -> Exception | None:
+    """The error, or where another process could not read it, its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Says in one sentence that another process is gone, which torch tells in many ways."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+            raise
+        raise LostError(
+            "a process of this run has ended, so all of it has: what was done is kept, run it again to go on"
+        ) from error

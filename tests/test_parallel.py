@@ -1,0 +1,339 @@
+"""Several ranks do what one does: as threads for every property, as processes for the launchers and for a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import parallel_worker as worker
+from ell0 import L0Ball, evaluate, parallel, recipe, train
+from ell0.attacks import sparse_rs
+from ell0.cli import main
+from ell0.evaluation import _trust
+from ell0.evaluation._state import State
+from ell0.parallel import ALONE, Team
+from ell0.results import Results
+from ell0.train import _append
+
+T = TypeVar("T")
+WORKER = Path(worker.__file__)
+
+
+class Thread(Team):
+    """A rank that is a thread of this process."""
+
+    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        self._board[self.rank] = parallel._tried(work)
+        self._barrier.wait(30)
+        said = list(self._board)
+        self._barrier.wait(30)
+        for error, _ in said:
+            if error is not None:
+                raise error
+        return [value for _, value in said]
+
+    def once(self, work: Callable[[], T]) -> T:
+        return self.gather(work if self.first else lambda: None)[0]  # type: ignore[return-value]
+
+
+def on_ranks(size: int, work: Callable[[Team], T]) -> list[T]:
+    """What the work gives on each of so many ranks."""
+    board, barrier = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, [Thread(rank, size, board, barrier) for rank in range(size)]))
+
+
+class Signs(nn.Module):
+    """Two classes by a sum of whole numbers: a row's answer is the same in every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([3.0, 2.0, 2.0, 1.0, 1.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = (x * self.weight).sum(1)
+        return torch.stack([-score, score], 1)
+
+
+def points(n: int) -> tuple[Tensor, Tensor]:
+    x = torch.randint(-2, 3, (n, 6), generator=torch.Generator().manual_seed(n)).float()
+    wrong = torch.arange(n) % 7 == 3
+    return x, (Signs()(x).argmax(1) + wrong) % 2
+
+
+BALL = L0Ball(2, low=-2.0, high=2.0)
+WEAK = {"weak": partial(sparse_rs, queries=3), "rs": partial(sparse_rs, queries=8)}
+
+
+@given(st.integers(1, 40), st.integers(1, 7))
+def test_shares_make_the_whole(n: int, size: int) -> None:
+    rows = torch.arange(n * 2).view(n, 2)
+    ranks = [Thread(rank, size, [], threading.Barrier(1)) for rank in range(size)]
+    shares = [rank.share(rows) for rank in ranks]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert torch.equal(ranks[0].whole(shares), rows)
+
+
+@settings(max_examples=10)
+@given(st.integers(4, 20), st.integers(1, 4))
+def test_a_function_of_rows_is_shared(n: int, size: int) -> None:
+    x, y = points(n)
+    work = partial(torch.add, alpha=2)
+    for mine in on_ranks(size, lambda team: team.by_row(work, x[:, 0], y)):
+        assert torch.equal(mine, x[:, 0] + 2 * y)
+
+
+@settings(max_examples=10)
+@given(st.integers(6, 40), st.integers(2, 6), st.integers(1, 9))
+def test_figures_do_not_depend_on_ranks_or_batch(n: int, size: int, batch: int) -> None:
+    x, y = points(n)
+
+    def judged(team: Team, batch: int = batch) -> str:
+        return worker.found(evaluate(Signs(), x, y, BALL, WEAK, budgets=[1, 2], batch=batch, team=team, progress=False))
+
+    assert set(on_ranks(size, judged)) == {judged(ALONE, batch=1000)}
+
+
+def test_an_evaluation_goes_on_with_other_ranks(tmp_path: Path) -> None:
+    x, y = points(40)
+    calls = 0
+
+    def judged(team: Team, dies: bool = False, path: Path | None = tmp_path / "state.npz") -> str:
+        class Mortal(Signs):
+            def forward(self, x: Tensor) -> Tensor:
+                nonlocal calls
+                calls += dies and team.rank == 1
+                if calls > 20:
+                    raise MemoryError("no room on rank 1")
+                return super().forward(x)
+
+            def _get_name(self) -> str:
+                return "Signs"
+
+        return worker.found(evaluate(Mortal(), x, y, BALL, WEAK, batch=4, state_path=path, team=team, progress=False))
+
+    with pytest.raises(MemoryError, match="no room on rank 1"):
+        on_ranks(3, partial(judged, dies=True))
+    assert (tmp_path / "state.npz").exists()
+    calls = 0
+    assert set(on_ranks(2, judged)) == {judged(ALONE, path=None)}
+
+
+def test_rank_0_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = points(40)
+    wrote: list[int] = []
+    monkeypatch.setattr(State, "save", lambda *_: wrote.append(threading.get_ident()))
+
+    def judged(team: Team) -> int:
+        path = tmp_path / ("state.npz" if team.first else "nowhere/state.npz")
+        evaluate(Signs(), x, y, BALL, WEAK, batch=4, state_path=path, team=team, progress=False)
+        return threading.get_ident()
+
+    first, *_ = on_ranks(3, judged)
+    assert set(wrote) == {first}
+
+
+def test_a_run_measures_the_same_on_ranks(tiny: Path, out: Path, whole: Path) -> None:
+    """What is trained already: threads do not average gradients."""
+    for name in ("results.json", "gallery.npz"):
+        (out / name).unlink()
+    shutil.rmtree(out / "verdicts")
+    assert on_ranks(3, lambda team: recipe.run(tiny, out=out, device="cpu", team=team)) == [out] * 3
+
+    def figures(folder: Path) -> list[dict[str, Any]]:
+        rows = [row for row in Results.load(folder / "results.json").rows if not row["what"].endswith("_seconds")]
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+    assert figures(out) == figures(whole)
+    assert Results.load(out / "results.json").device.startswith("3 ranks, each ")
+    assert (out / "gallery.npz").exists()
+
+
+def test_errors_that_did_not_come_back_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = points(30)
+    monkeypatch.setattr(_trust, "_check_part", lambda *_: 2)
+
+    def flags(team: Team) -> str:
+        return " ".join(evaluate(Signs(), x, y, BALL, WEAK, team=team, progress=False).flags)
+
+    assert all("on the boundary: 6 broken rows" in said for said in on_ranks(3, flags))
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
+def test_x_prime_does_not_depend_on_ranks_or_batch(n: int, size: int, batch: int) -> None:
+    x, y = points(n)
+    attack = partial(sparse_rs, ball=BALL, queries=4)
+
+    def found(team: Team, batch: int = batch) -> list[list[float]]:
+        nothing = _append.Found.nothing(2, x)
+        *_, last = _append.search(attack, Signs(), x, y, nothing, seed=0, batch=batch, team=team)
+        assert last.done == n
+        return [tensor.tolist() for tensor in (last.rows, last.at, last.values)]
+
+    alone = found(ALONE, batch=1000)
+    assert all(one == alone for one in on_ranks(size, found))
+
+
+def test_what_ranks_cannot_share_is_refused() -> None:
+    x, y = points(3)
+    four = Thread(0, 4, [], threading.Barrier(1))
+    four.once = lambda work: work()  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"x must have at least a row for each of the 4 ranks, got 3"):
+        evaluate(Signs(), x, y, BALL, WEAK, team=four)
+    with pytest.raises(ValueError, match=r"data must have at least a row for each of the 4 ranks, got 3"):
+        train.fit(Signs(), (x, y), train.TrainConfig(epochs=1), team=four)
+    x, y = points(30)
+    normed = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"batch must be at least 8 for this model on 4 ranks, got 7"):
+        train.fit(normed, (x, y), train.TrainConfig(epochs=1, batch=7), team=four)
+    with pytest.raises(ValueError, match=r"devices must be an int >= 1, got 0"), parallel.together(0):
+        pass
+
+
+def test_a_last_batch_without_a_row_for_each_rank_is_left_out() -> None:
+    """Gradients of a thread are its own, so the rows that each is trained on are looked at, not the weights."""
+    x, y = points(30)
+
+    def seen(team: Team) -> list[int]:
+        model, sizes = nn.Sequential(nn.Linear(6, 2)), list[int]()
+        model.register_forward_hook(lambda its, args, _: sizes.append(len(args[0])) if its.training else None)
+        train.fit(model, (x[:23], y[:23]), train.TrainConfig(epochs=1, batch=7, rates=(0.1,)), team=team)
+        return sizes
+
+    assert seen(ALONE) == [7, 7, 7, 2]
+    assert on_ranks(2, seen) == [[4, 4, 4, 1], [3, 3, 3, 1]]
+    assert on_ranks(3, seen) == [[3, 3, 3], [2, 2, 2], [2, 2, 2]]
+
+
+def environment() -> dict[str, str]:
+    """That of a process which no launcher has started."""
+    gone = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR", "NODE_RANK")
+    kept = {key: value for key, value in os.environ.items() if key not in gone}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def start(*words: object, torchrun: int = 0) -> subprocess.CompletedProcess[str]:
+    """Has a worker do its job to the end."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun)] if torchrun else []
+    command = [sys.executable, *launcher, str(WORKER), *map(str, words)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def told(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[nn.Sequential, float]:
+    torch.set_num_threads(1)
+    model = worker.trained(None)
+    return model, worker.accuracy(model)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes that we started left."""
+    folder = tmp_path_factory.mktemp("two")
+    run = start("all", folder, 2)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes that torchrun started left."""
+    folder = tmp_path_factory.mktemp("four")
+    run = start("all", folder, torchrun=4)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_train_and_judge_as_one(
+    ranks: int, alone: tuple[nn.Sequential, float], request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
+    all_ = told(folder, ranks)
+    assert all(one == all_[0] for one in all_)
+    assert abs(all_[0]["accuracy"] - alone[1]) <= 0.01
+    model = worker.network()
+    train.load_checkpoint(folder / "f4").into(model)
+    assert worker.weights(model) == all_[0]["weights"]
+    assert all_[0]["found"] == worker.found(worker.judged(model.eval(), None, batch=1000))
+    epoch, training = worker.one_epoch()
+    assert all_[0]["loss"] == pytest.approx(training.loss, rel=1e-5)
+    for mine, its in zip(epoch.state_dict().values(), all_[0]["epoch"], strict=True):
+        torch.testing.assert_close(torch.tensor(its), mine.flatten(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_rank_killed_in_training(two: Path, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    killed = start("killed-in-training", tmp_path, 2)
+    assert killed.returncode != 0
+    assert time.monotonic() - begun < 60
+    assert 0 < len((tmp_path / "f4" / "log.jsonl").read_text().splitlines()) < worker.CONFIG.epochs
+    again = start("all", tmp_path, 2)
+    assert again.returncode == 0, again.stderr
+    assert told(tmp_path, 2) == told(two, 2)
+
+
+def test_a_rank_killed_in_evaluation(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    killed = start("killed-in-evaluation", tmp_path, 2)
+    assert killed.returncode != 0
+    assert time.monotonic() - begun < 60
+    model = worker.network().eval()
+    assert (tmp_path / "state.npz").exists()
+    resumed = worker.judged(model, tmp_path / "state.npz")
+    assert worker.found(resumed) == worker.found(worker.judged(model, None))
+
+
+def test_what_one_rank_raises_is_told_by_rank_0(tiny: Path) -> None:
+    run = start("raises", tiny.parent)
+    assert run.returncode == 1
+    assert run.stderr == "ell0: tiny.npz is not on this machine\n"
+    assert run.stdout == ""
+
+
+def test_one_process_needs_no_fabric(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    with parallel.together() as team:
+        assert team is ALONE
+    assert main(["run", str(tiny), "--out", str(tiny.parent / "run"), "--devices", "2", "--device", "cpu"]) == 1
+    assert "pip install 'ell0[dist]'" in capsys.readouterr().err
+    assert not (tiny.parent / "run").exists()
+
+
+def test_one_process_imports_nothing_of_it() -> None:
+    code = (
+        "import sys, torch, ell0, ell0.cli\n"
+        "x, y = torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1])\n"
+        "model = ell0.models.mlp(1, in_features=6, hidden=(4,), classes=2)\n"
+        "ell0.train.fit(model, (x, y), ell0.train.TrainConfig(epochs=1))\n"
+        "ell0.evaluate(model.eval(), x, y, ell0.L0Ball(1), ['pointwise'])\n"
+        "print([name for name in sys.modules if 'lightning' in name])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120)
+    assert run.stdout == "[]\n", run.stderr

@@ -1,0 +1,443 @@
+"""Certificates by votes: never above brute force, exact where the theory says so, and the same in every batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, permutations, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ell0 import data, train
+from ell0.certify._ablation import RandomisedAblation, changed_share, smallest, votes_needed
+from ell0.certify._partition import PartitionEnsemble, plurality_radius, run_off_radius
+from ell0.evaluation import Share
+
+few = settings(max_examples=settings().max_examples // 8)
+VALUES = (-1.0, 0.5, 2.0**20)
+seeds = st.integers(0, 2**40)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def picture(seed: int) -> Tensor:
+    """``(6,)``, with few bits, so that sums are exact."""
+    return torch.randint(-64, 65, (6,), generator=seeded(seed)) / 64
+
+
+def changed(row: Tensor, budget: int) -> Iterator[Tensor]:
+    """All images on VALUES that differ from a row ``(d,)`` in at most so many places."""
+    for places in combinations(range(len(row)), budget):
+        for values in product(VALUES, repeat=budget):
+            image = row.clone()
+            image[list(places)] = torch.tensor(values)
+            yield image
+
+
+class Whim(nn.Module):
+    """Answers each image by a hash of it, in whole numbers, so that no row depends on its batch.
+
+    share: of the images for which it is class 0 at least.
+    """
+
+    def __init__(self, width: int, seed: int, share: float, classes: int = 3) -> None:
+        super().__init__()
+        self.factors, self.share, self.classes = (
+            torch.randint(1, 2**20, (width,), generator=seeded(seed)),
+            share,
+            classes,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hashed = ((x.double().flatten(1) * 2**12).long() * self.factors).sum(1) * -7046029254386353131 >> 20
+        answer = torch.where(hashed % 1000 < 1000 * self.share, 0, hashed // 1000 % self.classes)
+        return F.one_hot(answer, self.classes).double()
+
+
+class Sentinel(nn.Module):
+    """Class 1 if it sees the largest of VALUES, else class 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.one_hot((x.flatten(1).amax(1) > 1000).long(), 3).double()
+
+
+class Watch(nn.Module):
+    """Keeps what it sees, and answers class 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return x.new_tensor([1.0, 0.0]).expand(len(x), 2)
+
+
+def probabilities(model: nn.Module, keep: int, images: Tensor) -> Tensor:
+    """Exactly: ``(n, classes)``, over all sets of kept pixels, from the definition.  images: ``(n, d)``."""
+    n, d = images.shape
+    total: Tensor | int = 0
+    for kept in combinations(range(d), keep):
+        copy = torch.zeros(n, 2, d, dtype=images.dtype)
+        for pixel in kept:
+            copy[:, 0, pixel], copy[:, 1, pixel] = (1 + images[:, pixel]) / 2, (1 - images[:, pixel]) / 2
+        answers = model(copy.flatten(1)).argmax(1)
+        total = total + F.one_hot(answers, 3)
+    assert isinstance(total, Tensor)
+    return total.double() / math.comb(d, keep)
+
+
+@few
+@given(seeds, st.integers(1, 5), st.integers(0, 2), st.floats(0.4, 1.0))
+def test_ablation_moves_a_probability_by_delta_at_most(seed: int, keep: int, budget: int, share: float) -> None:
+    model, image = Whim(12, seed, share), picture(seed)
+    attacked = torch.stack([image, *changed(image, budget)])
+    chances = probabilities(model, keep, attacked)
+    assert float((chances[0] - chances).max()) <= changed_share(6, keep, budget) + 1e-12
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_ablation_delta_is_attained(keep: int) -> None:
+    image = torch.zeros(6)
+    for budget in range(3):
+        attacked = torch.stack([image, *changed(image, budget)])
+        least = float(probabilities(Sentinel(), keep, attacked)[:, 0].min())
+        assert least == pytest.approx(1 - float(changed_share(6, keep, budget)), abs=1e-12)
+
+
+@few
+@given(seeds, st.integers(1, 3), st.floats(0.5, 1.0), st.booleans())
+def test_an_ablation_radius_holds_for_every_attacked_image(seed: int, keep: int, share: float, flat: bool) -> None:
+    model, image = Whim(12, seed, share), picture(seed)
+    # So sure that no luck is to be seen in the draws.
+    smoothed = RandomisedAblation(model, keep, selection=20, samples=300, confidence=1 - 1e-6).eval()
+    x = image.expand(3, 6) if flat else image.expand(3, 1, 6).view(3, 1, 2, 3)
+    for label, radius in enumerate(smoothed.radius(x, torch.arange(3)).tolist()):
+        assert -1 <= radius <= 2
+        for budget in range(radius + 1):
+            chances = probabilities(model, keep, torch.stack(list(changed(image, budget))))
+            assert bool((chances.argmax(1) == label).all()), (label, radius, budget)
+
+
+@pytest.mark.parametrize(("keep", "radius"), [(1, 2), (2, 1), (3, 0)])
+def test_an_ablation_radius_is_the_true_one_where_the_bound_is_attained(keep: int, radius: int) -> None:
+    smoothed = RandomisedAblation(Sentinel(), keep, selection=10, samples=1000).eval()
+    image = torch.zeros(6)
+    assert int(smoothed.radius(image.view(1, 1, 2, 3), torch.tensor([0]))) == radius
+    broken = torch.stack(list(changed(image, radius + 1)))
+    assert float(probabilities(Sentinel(), keep, broken)[:, 0].min()) <= 0.5
+
+
+def test_a_count_of_votes_that_just_suffices_does() -> None:
+    """All of n votes certify one of 6 pixels with 2 seen if (1/2 + 1/3)^n < 0.05, which is n >= 17."""
+    for samples, radius in ((16, 0), (17, 1)):
+        smoothed = RandomisedAblation(Sentinel(), 2, selection=1, samples=samples).eval()
+        assert int(smoothed.radius(torch.zeros(1, 6), torch.tensor([0]))) == radius
+
+
+def test_colours_of_a_pixel_are_seen_together() -> None:
+    x, watch = torch.rand(5, 3, 4, 4, generator=seeded(0)) * 2 - 1, Watch()
+    smoothed = RandomisedAblation(watch, 7).train()
+    smoothed(x)
+    smoothed(x)
+    copies, others = watch.seen
+    shown = copies.abs().sum(1) > 0
+    assert torch.equal(shown.flatten(1).sum(1), torch.full((5,), 7))
+    assert torch.equal(copies, torch.cat(((1 + x) / 2, (1 - x) / 2), 1) * shown.unsqueeze(1))
+    assert not torch.equal(copies, others)
+
+
+@given(st.integers(1, 300), st.integers(1, 30), st.integers(1, 30), st.sampled_from([0.5, 0.95, 0.999]))
+def test_votes_needed_are_those_of_clopper_and_pearson(samples: int, d: int, keep: int, confidence: float) -> None:
+    keep = min(keep, d)
+    needed = votes_needed(d, keep, samples, confidence)
+    counts = torch.arange(1, samples + 1).double().numpy()
+    lower = [0.0, *stats.beta.ppf(1 - confidence, counts, samples - counts + 1)]
+    for budget, need in enumerate(needed.tolist()):
+        bar = 0.5 + float(changed_share(d, keep, budget))
+        # A count whose bound is the bar to rounding may fall on either side.
+        assert all(low <= bar + 1e-7 for low in lower[:need])
+        assert all(low > bar - 1e-7 for low in lower[need:])
+    assert changed_share(d, keep, len(needed)) >= 0.5 if len(needed) <= d else keep == 0
+    assert needed.tolist() == sorted(needed.tolist())
+
+
+def test_the_published_settings() -> None:
+    needed = votes_needed(784, 45, 10_000, 0.95)
+    assert int((needed <= 10_000).sum()) - 1 == 11  # the most that 45 of 784 pixels can certify
+    assert float(changed_share(784, 45, 8)) == pytest.approx(1 - math.prod(1 - 45 / (784 - i) for i in range(8)))
+    assert RandomisedAblation(Sentinel(), 45).forwards == 11_000
+
+
+@given(seeds, st.integers(1, 9))
+def test_the_smallest_are_so_many(seed: int, keep: int) -> None:
+    numbers = torch.randint(0, 3, (4, 9), generator=seeded(seed))
+    mask = smallest(numbers, keep)
+    assert torch.equal(mask.sum(1), torch.full((4,), keep))
+    for row, kept in zip(numbers, mask, strict=True):
+        assert keep == 9 or int(row[kept].max()) <= int(row[~kept].min())
+
+
+def test_every_set_of_pixels_is_drawn_as_often_for_each_row_apart() -> None:
+    watch = Watch()
+    smoothed = RandomisedAblation(watch, 3, selection=1, samples=4000).eval()
+    smoothed.radius(torch.ones(2, 6), torch.zeros(2, dtype=torch.int64), batch=1000)
+    shown = torch.cat(watch.seen[2:]).view(-1, 2, 12)[:, :, :6] > 0  # after the rehearsal and the selection
+    assert len(shown) == 4000
+    sets = (shown * 2 ** torch.arange(6)).sum(2)
+    for row in (0, 1):
+        assert stats.chisquare(sets[:, row].bincount()[sets[:, 0].unique()]).pvalue > 0.001
+    # The two agree as often as independent ones do, 1 of 20 times.
+    assert float((sets[:, 0] == sets[:, 1]).double().mean()) == pytest.approx(1 / 20, abs=0.012)
+
+
+def test_a_class_is_not_estimated_on_the_copies_that_chose_it() -> None:
+    watch = Watch()
+    RandomisedAblation(watch, 5, selection=30, samples=40).eval().radius(torch.ones(1, 40), torch.tensor([0]))
+    assert len(torch.cat(watch.seen[1:]).unique(dim=0)) == 70
+
+
+def test_an_ablation_does_not_depend_on_the_batch() -> None:
+    x = torch.randint(-64, 65, (9, 1, 2, 3), generator=seeded(1)) / 64
+    smoothed = RandomisedAblation(Whim(12, 5, 0.8), 2, selection=20, samples=100).eval()
+    y, rows = torch.zeros(9, dtype=torch.int64), torch.arange(100, 109)
+    whole = smoothed.radius(x, y, rows=rows)
+    assert len(whole.unique()) > 1
+    for batch in (1, 4, 1000):
+        assert torch.equal(smoothed.radius(x, y, rows=rows, batch=batch), whole)
+    order = torch.randperm(9, generator=seeded(2))
+    assert torch.equal(smoothed.radius(x[order], y, rows=rows[order]), whole[order])
+    assert torch.equal(smoothed(x[order]), smoothed(x)[order])
+    assert torch.equal(smoothed(x).sum(1), torch.full((9,), 20.0))
+    assert not torch.equal(smoothed.radius(x, y, generator=seeded(9)), whole)
+
+
+@st.composite
+def elections(draw: st.DrawFn, sizes: tuple[tuple[int, int], ...]) -> Tensor:
+    """Logits ``(parts, classes)`` with ties.  sizes: (most parts, classes)."""
+    most, classes = draw(st.sampled_from(sizes))
+    parts = draw(st.integers(1, most))
+    logits = torch.randint(0, 3, (parts, classes), generator=seeded(draw(seeds))).double()
+    logits[: draw(st.integers(0, parts)), draw(st.integers(0, classes - 1))] += 2  # for wide margins
+    return logits
+
+
+def winner(parts: list[list[float]], rule: str) -> int:
+    """From the definition.  parts: the logits of each."""
+    classes = range(len(parts[0]))
+    first = [part.index(max(part)) for part in parts]
+    ranked = sorted(classes, key=lambda c: (-first.count(c), c))
+    if rule == "plurality":
+        return ranked[0]
+    low, high = sorted(ranked[:2])
+    return low if 2 * sum(part[low] >= part[high] for part in parts) >= len(parts) else high
+
+
+def lasts(parts: list[list[float]], rule: str, sayings: list[list[float]]) -> int:
+    """How many parts may say any of the sayings before another class wins; all of them if none ever does."""
+    was = winner(parts, rule)
+    for budget in range(1, len(parts) + 1):
+        for reached in combinations(range(len(parts)), budget):
+            for said in product(sayings, repeat=budget):
+                attacked = list(parts)
+                for part, logits in zip(reached, said, strict=True):
+                    attacked[part] = logits
+                if winner(attacked, rule) != was:
+                    return budget - 1
+    return len(parts)
+
+
+RADII = {"plurality": plurality_radius, "run-off": run_off_radius}
+
+
+@pytest.mark.parametrize("rule", RADII)
+@few
+@given(elections(((7, 2), (4, 3), (3, 4))))
+def test_a_vote_is_never_certified_beyond_brute_force(rule: str, logits: Tensor) -> None:
+    """A part in the attacker's hands may put the classes in any order."""
+    parts = logits.tolist()
+    y = torch.tensor([winner(parts, rule)])
+    radius = int(RADII[rule](logits.unsqueeze(1), y))
+    true = lasts(parts, rule, [list(map(float, order)) for order in permutations(range(logits.shape[1]))])
+    assert 0 <= radius <= true
+    if rule == "plurality" or logits.shape[1] == 2:
+        assert radius == true
+
+
+@st.composite
+def favourites(draw: st.DrawFn) -> Tensor:
+    """Logits ``(parts, classes)`` with one class first or second in every part: only the first round can stop it."""
+    parts, classes = draw(st.sampled_from([(4, 3), (7, 3), (8, 3), (5, 4)]))
+    favourite = draw(st.integers(0, classes - 1))
+    logits = torch.zeros(parts, classes, dtype=torch.float64)
+    logits[:, favourite] = 1
+    for part in range(parts):
+        logits[part, draw(st.integers(0, classes - 1))] += 2
+    return logits
+
+
+@pytest.mark.parametrize("some", [elections(((8, 3), (5, 4))), favourites()])
+def test_a_run_off_is_certified_no_further_than_rivals_of_the_winner_let_it(some: st.SearchStrategy[Tensor]) -> None:
+    """More parts, in each of which the attacker puts the winner last: mostly that is the worst that can be done."""
+    exact = []
+
+    @given(some)
+    def check(logits: Tensor) -> None:
+        parts = logits.tolist()
+        y = winner(parts, "run-off")
+        radius = int(run_off_radius(logits.unsqueeze(1), torch.tensor([y])))
+        orders = permutations(range(1, logits.shape[1]))
+        true = lasts(parts, "run-off", [[*map(float, order[:y]), 0.0, *map(float, order[y:])] for order in orders])
+        assert 0 <= radius <= true
+        exact.append(radius == true)
+
+    check()
+    assert sum(exact) > 0.95 * len(exact)
+
+
+def test_a_run_off_certifies_more_than_a_plurality_where_parts_agree_on_the_second_choice() -> None:
+    """Four votes for class 0 and three for 1 and 2 each, whose voters all have 0 second."""
+    votes = [[2.0, 1.0, 0.0]] * 4 + [[1.0, 2.0, 0.0]] * 3 + [[1.0, 0.0, 2.0]] * 3
+    logits, y = torch.tensor(votes).unsqueeze(1), torch.tensor([0])
+    assert int(plurality_radius(logits, y)) == 0
+    assert int(run_off_radius(logits, y)) == lasts(votes, "run-off", [[0.0, 1.0, 2.0], [0.0, 2.0, 1.0]]) == 1
+
+
+def test_a_run_off_can_fall_to_a_third_class_that_draws_level() -> None:
+    """Class 2 has 6 votes, 1 has 4 and 0 has 2; one voter of 1 takes 0 into the second round, which it wins 6 to 6."""
+    votes = [[1.0, 0.0, 2.0]] * 6 + [[1.0, 2.0, 0.0]] * 4 + [[2.0, 0.0, 1.0]] * 2
+    assert winner(votes, "run-off") == 2
+    assert lasts(votes, "run-off", [[2.0, 1.0, 0.0]]) == 0
+    assert int(run_off_radius(torch.tensor(votes).unsqueeze(1), torch.tensor([2]))) == 0
+
+
+@given(elections(((7, 2), (7, 3), (7, 5))), st.sampled_from(["plurality", "run-off"]))
+def test_an_ensemble_answers_by_the_rule(logits: Tensor, rule: str) -> None:
+    parts, classes = logits.shape
+    ensemble = PartitionEnsemble((7,), parts, hidden=(), classes=classes, rule=rule).eval()  # type: ignore[arg-type]
+    ensemble.logits = lambda x: logits.unsqueeze(1).expand(-1, len(x), -1)  # type: ignore[method-assign]
+    votes = ensemble(torch.zeros(2, 7))
+    assert votes.shape == (2, classes)
+    assert votes.argmax(1).tolist() == [winner(logits.tolist(), rule)] * 2
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["strided", "random"]))
+def test_parts_are_disjoint_and_balanced(units: int, parts: int, split: str) -> None:
+    parts = min(parts, units)
+    ensemble = PartitionEnsemble((2, units, 1), parts, hidden=(), split=split)  # type: ignore[arg-type]
+    seen = [[unit for unit in part if unit < units] for part in ensemble.index.tolist()]
+    assert sorted(unit for part in seen for unit in part) == list(range(units))
+    assert {len(part) for part in seen} <= {units // parts, -(-units // parts)}
+    if split == "strided":
+        assert all(unit % parts == part for part, own in enumerate(seen) for unit in own)
+
+
+@few
+@given(seeds, st.integers(2, 6), st.sampled_from(["strided", "random"]), st.sampled_from(["plurality", "run-off"]))
+def test_an_ensemble_radius_holds_for_every_attacked_image(seed: int, parts: int, split: str, rule: str) -> None:
+    torch.manual_seed(seed)
+    ensemble = PartitionEnsemble((1, 2, 3), parts, hidden=(4,), classes=3, split=split, rule=rule).eval()  # type: ignore[arg-type]
+    image = picture(seed)
+    answer = ensemble(image.view(1, 1, 2, 3)).argmax(1)
+    radius = int(ensemble.radius(image.view(1, 1, 2, 3), answer))
+    assert 0 <= radius <= parts
+    for budget in range(min(radius, 3) + 1):
+        attacked = torch.stack(list(changed(image, budget))).view(-1, 1, 2, 3)
+        assert bool((ensemble(attacked).argmax(1) == answer).all())
+    assert int(ensemble.radius(image.view(1, 1, 2, 3), (answer + 1) % 3)) == -1
+
+
+def test_a_part_sees_its_pixels_alone_in_all_colours() -> None:
+    ensemble = PartitionEnsemble((3, 2, 4), 4, hidden=(5,)).eval()
+    x = torch.rand(2, 3, 2, 4, generator=seeded(0))
+    before = ensemble.logits(x)
+    x.flatten(2)[:, :, 5] = math.inf
+    moved = (ensemble.logits(x) != before).flatten(1).any(1)
+    assert moved.tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("sure", [1.0, 1e3])
+def test_the_training_loss_is_the_mean_of_the_parts(sure: float) -> None:
+    torch.manual_seed(0)
+    ensemble = PartitionEnsemble((9,), 4, hidden=(6,), classes=3).double().train()
+    x, y = sure * torch.randn(5, 9).double(), torch.tensor([0, 1, 2, 1, 0])
+    weights = list(ensemble.parameters())
+    loss = F.cross_entropy(ensemble(x), y)
+    want = torch.stack([F.cross_entropy(part, y) for part in ensemble.logits(x)]).mean()
+    torch.testing.assert_close(loss, want)
+    for got, gradient in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(want, weights), strict=True):
+        torch.testing.assert_close(got, gradient)
+
+
+def test_the_training_loss_stays_finite_where_all_parts_are_certain() -> None:
+    ensemble = PartitionEnsemble((9,), 3, hidden=(), classes=2).train()
+    ensemble.logits = lambda x: (x[:, :2] * 1e4).expand(3, -1, -1)  # type: ignore[method-assign]
+    x = torch.tensor([[1.0, -1.0]], requires_grad=True)
+    loss = F.cross_entropy(ensemble(x), torch.tensor([0]))
+    loss.backward()
+    assert x.grad is not None
+    assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
+    assert bool(x.grad.isfinite().all())
+
+
+def test_both_learn_the_digits() -> None:
+    """With n = 360 test images for the ensemble and 60 for the ablation, most are certified for a change."""
+    rows, (x, y) = data.load("digits", "train+validation"), data.load("digits", "test")
+    torch.manual_seed(0)
+    ensemble = PartitionEnsemble((1, 8, 8), 9, hidden=(32,))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    ablation = RandomisedAblation(network, 16, selection=20, samples=200)
+    config = train.TrainConfig(epochs=12, batch=128, rates=(5e-3,), schedule="cosine", optimizer="adam")
+    train.fit(ensemble, rows, config)
+    train.fit(ablation, rows, replace(config, epochs=25))
+    radii = ensemble.eval().radius(x, y)
+    assert torch.equal(radii, ensemble.radius(x, y, batch=7))
+    assert torch.equal(radii >= 0, ensemble(x).argmax(1) == y)
+    assert ensemble.accuracy(x, y, [0, 1]) == {
+        0: Share(int((radii >= 0).sum()), 360),
+        1: Share(int((radii > 0).sum()), 360),
+    }
+    assert int(radii.median()) >= 1
+    x, y = x[:60], y[:60]
+    assert ablation.eval().accuracy(x, y, [1])[1] > 0.5
+
+
+def test_bad_input_is_named() -> None:
+    x, y = torch.zeros(2, 1, 2, 3), torch.zeros(2, dtype=torch.int64)
+    smoothed, ensemble = RandomisedAblation(Sentinel(), 7).eval(), PartitionEnsemble((1, 2, 3), 3)
+    with pytest.raises(ValueError, match="keep must be at most the number of pixels, got keep=7 with 6 pixels"):
+        smoothed.radius(x, y)
+    with pytest.raises(ValueError, match="keep must be an int >= 1, got 0"):
+        RandomisedAblation(Sentinel(), 0)
+    with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got 1"):
+        RandomisedAblation(Sentinel(), 3, confidence=1)
+    with pytest.raises(ValueError, match="rows must be int64 of shape"):
+        RandomisedAblation(Sentinel(), 3).eval().radius(x, y, rows=torch.zeros(3))
+    with pytest.raises(ValueError, match="model must be in eval mode"):
+        ensemble.radius(x, y)
+    with pytest.raises(ValueError, match="model must be in eval mode"):
+        RandomisedAblation(Sentinel(), 3).radius(x, y)
+    ensemble.eval()
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 1, 2, 3\)"):
+        ensemble.radius(torch.zeros(2, 7), y)
+    with pytest.raises(ValueError, match=r"y must lie in \[0, 10\), got 10 to 10"):
+        ensemble.radius(x, y + 10)
+    with pytest.raises(ValueError, match=r"x must be .* finite"):
+        ensemble.radius(x / 0, y)
+    with pytest.raises(ValueError, match="budgets must be different ints >= 0"):
+        ensemble.accuracy(x, y, [1, 1])
+    with pytest.raises(ValueError, match="parts must be at most the number of pixels, got parts=7 with 6 pixels"):
+        PartitionEnsemble((1, 2, 3), 7)
+    with pytest.raises(ValueError, match="shape must be"):
+        PartitionEnsemble((2, 3), 2)
+    with pytest.raises(ValueError, match="rule must be one of 'run-off', 'plurality', got 'most'"):
+        PartitionEnsemble((6,), 2, rule="most")  # type: ignore[arg-type]
