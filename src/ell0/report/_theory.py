@@ -10,9 +10,10 @@ from markupsafe import Markup
 from ..results import Results, Row
 from ..theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN
 from ._charts import Axis, Chart, Point, Series
+from ._parts import Part, Table
 from ._rows import figure_words, grouped
 from ._verdict import Verdict
-from ._view import Part, Table, View
+from ._view import View
 from ._words import Cell, number, percent, span, tenths
 
 _ERRORS = Axis("robust error", ends=(0.0, 100.0), unit=" %")

@@ -9,6 +9,7 @@ from typing import Any
 from ..results import Results, Row
 from ._charts import Axis, Chart, Point, Series
 from ._gallery import Exhibit, exhibits
+from ._parts import Part, Table, certified_part, other_units_part
 from ._read import Run
 from ._rows import FIGURE, attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
 from ._verdict import Flag, Verdict, flags_of, verdict_of
@@ -61,23 +62,6 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
-class Table:
-    head: tuple[str, ...]
-    lines: tuple[tuple[str | Cell, ...], ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A section of a page that is not about trained networks: words, then charts, then a table."""
-
-    heading: str
-    words: str
-    charts: tuple[Chart, ...] = ()
-    table: Table | None = None
-    caption: str = ""
-
-
-@dataclass(frozen=True)
 class View:
     """state: what is to be known before the verdict, of a run that has not come to its end.
 
@@ -117,15 +101,23 @@ def view(run: Run) -> View:
     rows = [row for row in run.results.rows if row.get("split", "test") == "test"]
     shares = [row for row in rows if finite(row.get("value"))]
     clean = [row for row in shares if row.get("what") == "clean_accuracy"]
+    certified = [row for row in shares if row.get("what") == "certified_accuracy"]
+    radii = [row for row in rows if row.get("what") == "certified_radius"]
     worst = [row for row in shares if is_worst(row)]
     # What an attack of a cascade left standing is no figure of that attack: it was given what others had left.
     single = [
         row for row in shares if row.get("what") == "robust_accuracy" and not is_worst(row) and "attacked" not in row
     ]
+    # Where some budgets count features, those in pixels stand apart: the two are no points of one curve.
+    apart = [row for row in (*worst, *single) if row.get("unit") == "pixel"]
+    if any(row.get("unit") != "pixel" for row in (*worst, *single)):
+        worst, single = ([row for row in some if row.get("unit") != "pixel"] for some in (worst, single))
+    else:
+        apart = []
     medians = [row for row in rows if row.get("what") == "median_distance"]
     times = [row for row in rows if str(row.get("what", "")).endswith("_seconds")]
     ends = [row for row in rows if row.get("what") in _ENDS]
-    seen = {id(row) for row in (*clean, *worst, *single, *medians, *times, *ends)}
+    seen = {id(row) for row in (*clean, *certified, *radii, *worst, *single, *apart, *medians, *times, *ends)}
     order = list(dict.fromkeys([*(who(row) for row in rows), *run.logs]))
     styles = {name: i for i, name in enumerate(order)}
     units = "pixels" if _is_pixels(run) else "inputs"
@@ -150,6 +142,10 @@ def view(run: Run) -> View:
         times=_times(times, [*single, *worst, *medians]),
         quoted=_listing(run.quoted),
         others=_listing([row for row in run.results.rows if id(row) not in seen]),
+        parts=(
+            *((certified_part(certified, radii, worst, units),) if certified else ()),
+            *((other_units_part(apart, "pixel"),) if apart else ()),
+        ),
     )
 
 

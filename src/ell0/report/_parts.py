@@ -1,0 +1,118 @@
+"""Sections of a run's page beside its accuracies: what is proven, and what was counted in other units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..results import Row
+from ._charts import Axis, Chart, Point, Series
+from ._rows import attack_words, figure_words, grouped, is_worst, who
+from ._words import NONE, Cell, beta_words, finite, number, percent, series
+
+_ANY = "any value"
+
+
+@dataclass(frozen=True)
+class Table:
+    head: tuple[str, ...]
+    lines: tuple[tuple[str | Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of a page beside the accuracies of networks: words, then charts, then a table."""
+
+    heading: str
+    words: str
+    charts: tuple[Chart, ...] = ()
+    table: Table | None = None
+    caption: str = ""
+
+
+def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], units: str) -> Part:
+    """The sandwich: certified <= true <= attacked.
+
+    certified: rows of certified accuracy.  radii: of the median radius.  worst: of the worst case of all attacks.
+    """
+    words = (
+        f"Certified: no attacker who changes so many {units} changes the answer. That is proven, in one pass through "
+        "the network, so the true robust accuracy lies between what is certified and what still stands under attack."
+    )
+    medians = [f"{who(row)} {_median(row)}" for row in radii if finite(row.get("value"))]
+    if medians:
+        words += f" The median certified radius, a misclassified row counted as -1: {series(medians)}."
+    lines = []
+    for row in certified:
+        attacked = _attacked(row, worst)
+        share = None if attacked is None else attacked.get("certified")
+        gap = NONE if attacked is None or share is None else percent(attacked["value"] - share)
+        lines.append(
+            (
+                who(row),
+                number(row.get("budget")),
+                beta_words(row.get("beta")) or _ANY,
+                Cell.share(row),
+                NONE if attacked is None else Cell.share(attacked),
+                gap,
+            )
+        )
+    head = ("classifier", f"{units} changed", "values", "certified", "stands under attack", "neither proven nor broken")
+    return Part(
+        "Proven and broken",
+        words,
+        tuple(_sandwich(certified, worst, units)),
+        Table(head, tuple(lines)),
+        "Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
+    )
+
+
+def other_units_part(rows: list[Row], unit: str) -> Part:
+    """Figures that were counted in another unit than the rest."""
+    head = ("classifier", f"{unit}s changed", "attack", "robust accuracy", "n")
+    lines = [
+        (
+            who(row),
+            number(row.get("budget")),
+            f"worst case, {beta_words(row.get('beta'))}" if is_worst(row) else attack_words(row),
+            Cell.share(row),
+            number(row.get("n")),
+        )
+        for row in rows
+    ]
+    words = f"Here a change counts by the {unit}, with all its channels."
+    return Part(f"Counted in {unit}s", words, (), Table(head, tuple(lines)), f"Robust accuracy by {unit}s changed")
+
+
+def _median(row: Row) -> str:
+    interval = f" ({number(row['low'])}{NONE}{number(row['high'])})" if finite(row.get("low")) else ""
+    values = "" if row.get("beta") is None else f", {beta_words(row['beta'])}"
+    return f"{number(row['value'])}{interval}{values}"
+
+
+def _attacked(row: Row, worst: list[Row]) -> Row | None:
+    """The worst case that the certificate bounds: within its box, or, if it has none, within the widest."""
+    same = [
+        one for one in worst if all(one.get(key) == row.get(key) for key in ("classifier", "budget", "unit"))
+        and (row.get("beta") is None or one.get("beta") == row["beta"])
+    ]  # fmt: skip
+    return max(same, key=lambda one: one.get("beta") or 0, default=None)
+
+
+def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Chart]:
+    """For each classifier and box what is proven and, above it, what stands."""
+    for (name, beta), rows in grouped(certified, lambda row: (who(row), row.get("beta"))):
+        rows = sorted(rows, key=lambda row: row["budget"])
+        if len(rows) < 2:
+            continue
+        attacked = [one for row in rows if (one := _attacked(row, worst)) is not None]
+        both = [Series("certified", 0, [_point(row, units) for row in rows])]
+        if attacked:
+            both.append(Series("stands under attack", 1, [_point(row, units) for row in attacked]))
+        axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
+        yield Chart(name, beta_words(beta) or _ANY, Axis(f"{units} changed", "values"), axis, tuple(both))
+
+
+def _point(row: Row, units: str) -> Point:
+    low, high = (100 * row[key] if finite(row.get(key)) else None for key in ("low", "high"))
+    return Point(row["budget"], 100 * row["value"], low, high, f"{number(row['budget'])} {units} {figure_words(row)}")

@@ -1,0 +1,239 @@
+"""Certificates in recipes, on the command line and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ell0 import certify, models, recipe, report
+from ell0.cli import main
+from ell0.recipe._found import Found, Nearest
+from ell0.report._parts import certified_part, other_units_part
+from ell0.results import Results, Row
+from ell0.train import load_checkpoint, save_checkpoint
+from tiny_recipe import write_recipe
+
+TRAINED = """
+[[classifier]]
+name = "F(3) certified"
+[classifier.model]
+name = "mlp"
+k = 3
+hidden = [8]
+[classifier.training]
+epochs = 6
+batch = 16
+rates = [0.02]
+optimizer = "adam"
+[classifier.training.certified]
+budget = 2
+ramp = 0.5
+[[measure]]
+what = "certified_accuracy"
+classifiers = ["F(2)", "F(3) certified"]
+budgets = [1, 2]
+[[measure]]
+what = "certified_accuracy"
+classifiers = ["F(3) certified"]
+budgets = [1, 2]
+beta = [1.0]
+method = "ibp"
+rows = 20
+[[measure]]
+what = "clean_accuracy"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def added(tiny: Path, text: str) -> Path:
+    tiny.write_text(tiny.read_text().replace('[[measure]]\nwhat = "clean_accuracy"\n', text, 1))
+    return tiny
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("proven")
+    return recipe.run(added(write_recipe(folder), TRAINED), out=folder / "run", device="cpu")
+
+
+def test_a_recipe_certifies(proven: Path) -> None:
+    results, splits = Results.load(proven / "results.json"), recipe.load(proven / "recipe.toml").data
+    assert splits.npz is not None
+    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    checkpoint = load_checkpoint(proven / "f3certified")
+    network = recipe.model(checkpoint.card)
+    checkpoint.into(network)
+    radii = certify.radius(network.eval(), x, y)
+    for budget in (1, 2):
+        row = results.find(
+            what="certified_accuracy", classifier="F(3) certified", budget=budget, method="best", unit="feature"
+        )
+        assert row["value"] == pytest.approx((radii >= budget).double().mean().item())
+        assert row["n"] == len(x)
+        boxed = results.find(what="certified_accuracy", classifier="F(3) certified", budget=budget, beta=1.0)
+        assert (boxed["n"], boxed["method"]) == (20, "ibp")
+    median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
+    assert median["value"] == float(radii.double().quantile(0.5))
+    assert all(row in [recipe._recipe.identity(each) for each in results.rows] for row in asked(proven))
+
+
+def asked(run: Path) -> list[Row]:
+    return [row for row in recipe.load(run / "recipe.toml").asked() if str(row["what"]).startswith("certified")]
+
+
+def test_the_sandwich_is_in_the_worst_case(proven: Path) -> None:
+    results = Results.load(proven / "results.json")
+    for name in ("F(2)", "F(3) certified"):
+        for budget in (1, 2):
+            for beta in (1.0, 10.0):
+                row = results.find(attack="worst case", classifier=name, budget=budget, beta=beta)
+                assert 0 <= row["certified"] <= row["value"]
+    assert "certified" not in results.find(attack="worst case", classifier="F(0)", budget=1, beta=1.0)
+
+
+def test_certified_training_teaches_the_bound(proven: Path) -> None:
+    results = Results.load(proven / "results.json")
+    certified = {
+        name: results.find(what="certified_accuracy", classifier=name, budget=2, method="best")["value"]
+        for name in ("F(2)", "F(3) certified")
+    }
+    assert certified["F(3) certified"] > certified["F(2)"]
+
+
+def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
+    certificate = Found.certificate(math.inf, torch.tensor([-1, 2, 3]))
+    fine = Found(10.0, ("clean", "rs"), torch.tensor([0, 1, -1]), torch.tensor([0, 3, -1]))
+    for pair in ((certificate, fine), (fine, certificate), (fine, fine), (certificate, certificate)):
+        pair[0].check(pair[1])
+    broken = Found(10.0, ("clean", "rs"), torch.tensor([0, 1, 1]), torch.tensor([0, 3, 3]))
+    for one, other in ((certificate, broken), (broken, certificate)):
+        with pytest.raises(ValueError, match="row 2 is certified for 3 changes, and rs broke it with 3"):
+            one.check(other)
+    Found.certificate(1.0, torch.tensor([-1, 2, 3])).check(broken)  # the error lies outside its box
+
+
+def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
+    nearest = Nearest(3)
+    assert nearest.proven(1, 1.0) is None
+    nearest.learn(Found.certificate(5.0, torch.tensor([1, 0, 2])))
+    nearest.learn(Found.certificate(math.inf, torch.tensor([2, 2])))  # not all rows
+    assert [nearest.proven(m, 5.0) for m in (0, 1, 2, 3)] == [3, 2, 1, 0]
+    assert nearest.proven(1, 6.0) is None
+    assert nearest.decided(3) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TRAINED.replace('classifiers = ["F(2)", "F(3) certified"]\n', ""), "F(0): certified accuracy"),
+        (TRAINED.replace("budgets = [1, 2]", "budgets = [1, 4]", 1), "no certificate exists"),
+        (TRAINED.replace("budget = 2\nramp", "budget = 0\nramp"), "budget must be"),
+        (TRAINED.replace("ramp = 0.5", "ramp = 1.5"), "certified: ramp must lie in [0, 1], got 1.5"),
+        (TRAINED.replace("ramp = 0.5", "rampp = 0.5"), "did you mean"),
+        (TRAINED.replace('method = "ibp"', 'method = "ipb"'), "did you mean 'ibp'"),
+    ],
+)
+def test_what_cannot_be_certified_is_said_before_anything_is_trained(
+    tiny: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recipe.run(added(tiny, text), out=tmp_path / "run", device="cpu")
+    assert not list((tmp_path / "run").glob("*/checkpoint.safetensors"))
+
+
+def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu"]
+    file = tmp_path / "certified.json"
+    assert main([*words, "--budget", "2", "--budget", "1", "--out", str(file), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 changed features of any value" in shown
+    assert "median certified radius" in shown
+    results, run = Results.load(file), Results.load(proven / "results.json")
+    assert results.command == "ell0 certify f3certified --budget 2 --budget 1 --data mine.npz"
+    for budget in (1, 2):
+        what = {"what": "certified_accuracy", "classifier": "F(3) certified", "budget": budget, "method": "best"}
+        assert results.find(**what)["value"] == run.find(**what)["value"]
+    assert main([*words, "--budget", "2", "--beta", "1", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][-1]["beta"] == 1.0
+    for wrong, said in (
+        (["--budget", "1", "--budget", "4"], "no certificate exists"),
+        (["--budget", "-1"], "budget must be an int >= 0, got -1"),
+        (["--beta", "0"], "beta must be a number > 0"),
+        (["--rows", "0"], "rows must be an int >= 1"),
+    ):
+        assert main([*words, *wrong, "--quiet"]) == 1
+        assert said in capsys.readouterr().err
+    assert main([*words, "--json", "--quiet"]) == 0  # of 1, 2, 4 and 8 only what k = 3 can bear
+    shares = json.loads(capsys.readouterr().out)["rows"][:-1]
+    assert [row["budget"] for row in shares] == [0, 1, 2]
+
+
+def test_the_command_refuses_what_has_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"name": "mlp", "k": 0, "in_features": 64, "hidden": [4], "classes": 10, "clamp": False}
+    network = models.mlp(0, in_features=64, hidden=(4,))
+    path = save_checkpoint(tmp_path / "plain.safetensors", network, {"model": words, "data": "digits"})
+    assert main(["certify", str(path), "--rows", "5", "--quiet"]) == 1
+    assert "no certificate exists" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_proven_and_what_is_broken(proven: Path) -> None:
+    page = report.page([proven])
+    assert "Proven and broken" in page
+    assert "stands under attack" in page
+    assert "certified accuracy" not in page.split("Other figures")[-1] or "Other figures" not in page
+
+
+def certified_row(budget: int, value: float, **more: Any) -> Row:
+    return {
+        "what": "certified_accuracy",
+        "classifier": "F",
+        "unit": "feature",
+        "budget": budget,
+        "value": value,
+        **more,
+    }
+
+
+def test_the_gap_is_that_of_the_rows_attacked() -> None:
+    certified = [certified_row(1, 0.6), certified_row(2, 0.4), certified_row(1, 0.7, beta=1.0)]
+    attacked: Row = {"classifier": "F", "unit": "feature", "attack": "worst case"}
+    worst = [
+        attacked | {"budget": 1, "beta": 1.0, "value": 0.9, "certified": 0.8},
+        attacked | {"budget": 1, "beta": 100.0, "value": 0.75, "certified": 0.65},
+    ]
+    part = certified_part(certified, [{"classifier": "F", "value": 1.0, "low": 0.0, "high": 2.0}], worst, "pixels")
+    assert part.table is not None
+    any_value, alone, boxed = part.table.lines
+    assert [any_value[-1], alone[-1], boxed[-1]] == ["10.0\u00a0%", "\N{EN DASH}", "10.0\u00a0%"]
+    assert [getattr(line[4], "value", line[4]) for line in (any_value, alone, boxed)] == [
+        "75.0\u00a0%",
+        "\N{EN DASH}",
+        "90.0\u00a0%",
+    ]
+    (chart,) = part.charts  # the box has one budget alone, no curve
+    assert [(line.name, [(p.x, p.y) for p in line.points]) for line in chart.series] == [
+        ("certified", [(1, 60.0), (2, 40.0)]),
+        ("stands under attack", [(1, 75.0)]),
+    ]
+    assert "F 1 (0\N{EN DASH}2)" in part.words
+
+
+def test_pixels_stand_apart_from_features() -> None:
+    row: Row = {"what": "robust_accuracy", "classifier": "F", "attack": "worst case", "beta": 1.0, "n": 10}
+    part = other_units_part([row | {"unit": "pixel", "budget": 20, "value": 0.5}], "pixel")
+    assert part.heading == "Counted in pixels"
+    assert part.table is not None
+    assert part.table.lines[0][:3] == ("F", "20", "worst case, values within ±1")
