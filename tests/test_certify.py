@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -19,10 +20,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ell0 import L0Ball, certify
+from ell0.attacks import ATTACKS
 from ell0.certify._bound import Bounder, Method, margin_goals
 from ell0.certify._certify import _climb
+from ell0.certify._first import slack
 from ell0.certify._network import Network
 from ell0.certify._reach import Reach
+from ell0.certify._truncated import Truncated
+from ell0.data import load
+from ell0.models import mlp
 from ell0.nn import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear
 from ell0.train import Epoch, TrainConfig, fit
 
@@ -540,9 +546,10 @@ def test_training_on_the_bound_certifies() -> None:
 
 def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     objective = certify.Objective(5, mix=0.25, ramp=0.5)
-    assert [objective.at(epoch, 8).budget for epoch in range(8)] == [0, 2, 3, 4, 5, 5, 5, 5]
+    assert [objective.at(epoch, 8).budget for epoch in range(8)] == [0, 2, 3, 5, 5, 5, 5, 5]
     assert certify.Objective(5, ramp=0).at(0, 8).budget == 5
-    assert objective.at(4, 8) == objective.at(7, 8) != objective.at(3, 8)
+    assert [certify.Objective(5, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [5, 5, 5]
+    assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)
@@ -605,6 +612,76 @@ def test_rows_of_radii() -> None:
     assert (median["what"], median["value"], median["classifier"]) == ("certified_radius", 0, "F")
     with pytest.raises(ValueError, match="budgets must be different ints"):
         certify.rows(radii, [1, 1])
+
+
+def test_rounding_has_no_bound_beyond_float32_and_grows_with_long_sums() -> None:
+    sums = torch.tensor([1.0, 1e30, 3.5e38], dtype=torch.float64)
+    found = slack(1e-6, 10, sums)
+    assert found[:2].tolist() == pytest.approx([1e-6, 1e24])
+    assert found[2] == inf
+    assert float(slack(0.0, 10, torch.zeros(1, dtype=torch.float64))) == 12 * torch.finfo(torch.float32).tiny
+    x = torch.ones(1, 100_000)
+    for layer, share in ((TruncatedLinear(100_000, 1, 2), 1e-4), (TruncatedLinear(1_000, 1, 2), 2e-5)):
+        nn.init.constant_(layer.weight, 1.0)
+        nn.init.zeros_(layer.bias)
+        reach = Reach.of(x[:, : layer.in_features], L0Ball(1, low=-inf, high=inf), ())
+        got = Truncated(layer.double()).rounding(reach, torch.ones(1, 1))
+        assert float(got.detach()) == pytest.approx(share * layer.in_features)
+
+
+@few
+@given(st.integers(0, 2**31), st.sampled_from([1e-22, 1e-3, 1e3, 1e19]))
+def test_a_certified_row_stands_in_float32_at_any_scale(seed: int, scale: float) -> None:
+    """Sums that nearly vanish, overflow or are dwarfed by a batch norm's mean: what is proven holds for the model."""
+    g = torch.Generator().manual_seed(seed)
+    norm = nn.BatchNorm1d(6).eval()
+    assert norm.running_mean is not None
+    norm.running_mean.copy_(torch.randn(6, generator=g) * 1e3)
+    model = nn.Sequential(TruncatedLinear(7, 6, 2), norm, nn.ReLU(), nn.Linear(6, 2)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g))
+        first, last = model[0], model[3]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        first.weight.mul_(scale)
+        norm.running_mean.mul_(scale)
+        last.weight.mul_(min(1 / scale, 3e38) if seed % 2 else 1.0)
+        x = torch.randn(12, 7, generator=g) * (scale if seed % 3 else 1.0)
+        y = model(x).argmax(1)
+        radii = certify.radius(model, x, y)
+        for values in (torch.tensor([-1.0, 1.0]) * scale, torch.tensor([-3e38, 3e38]), torch.randn(2, generator=g)):
+            for where in combinations(range(7), 2):
+                moved = x.clone()
+                moved[:, list(where)] = values
+                answers = model(moved).argmax(1)
+                assert bool((answers == y)[radii >= 2].all())
+
+
+def test_no_attack_beats_a_certificate() -> None:
+    """Every attack there is, with the certified radius of each row as its budget, within +-1 and +-100."""
+    x, y = load("digits", "train")
+    torch.manual_seed(0)
+    model = mlp(8, in_features=64, hidden=(32,))
+    fit(model, (x[:600], y[:600]), TrainConfig(epochs=12, batch=64, rates=(0.02,), optimizer="adam"),
+        objective=certify.Objective(2))  # fmt: skip
+    x, y = (part[:60] for part in load("digits", "test"))
+    radii = certify.radius(model.eval(), x, y)
+    assert int((radii >= 1).sum()) > 25
+    for budget in radii[radii >= 1].unique().tolist():
+        mine = radii == budget
+        for beta, (name, attack) in product((1.0, 100.0), ATTACKS.items()):
+            spent = {"steps": 6} if "steps" in inspect.signature(attack).parameters else {"queries": 40}
+            spent = {"repeats": 1} if name == "pointwise" else spent
+            result = attack(model, x[mine], y[mine], L0Ball(budget, low=-beta, high=beta), **spent)
+            assert not bool(result.success.any()), (name, beta, budget)
+
+
+def test_pooling_by_a_negative_divisor_is_refused() -> None:
+    head = [nn.Unflatten(1, (2, 2, 2)), nn.AvgPool2d(2, divisor_override=-3), nn.Flatten()]
+    model = nn.Sequential(TruncatedLinear(12, 8, 3), *head).eval()
+    with pytest.raises(ValueError, match="average pooling by a positive divisor"):
+        certify.radius(model, data()[0], torch.zeros(40, dtype=torch.int64))
 
 
 # Never a number where there is none

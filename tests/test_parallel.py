@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -44,7 +45,7 @@ class Thread(Team):
     def gather(self, work: Callable[[], T]) -> list[T]:
         self._board[self.rank] = parallel._tried(work)
         self._barrier.wait(30)
-        said = list(self._board)
+        said = copy.deepcopy(self._board)  # processes share no memory
         self._barrier.wait(30)
         for error, _ in said:
             if error is not None:
@@ -58,8 +59,16 @@ class Thread(Team):
 def on_ranks(size: int, work: Callable[[Team], T]) -> list[T]:
     """What the work gives on each of so many ranks."""
     board, barrier = [None] * size, threading.Barrier(size)
+
+    def guarded(team: Team) -> T:
+        try:
+            return work(team)
+        except BaseException:
+            barrier.abort()  # nobody waits for a rank that is gone
+            raise
+
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, [Thread(rank, size, board, barrier) for rank in range(size)]))
+        return list(pool.map(guarded, [Thread(rank, size, board, barrier) for rank in range(size)]))
 
 
 class Signs(nn.Module):

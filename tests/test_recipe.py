@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import ell0
 from ell0 import recipe
 from ell0.evaluation import Evaluation
 from ell0.nn import InputClamp, TruncatedConv2d, TruncatedLinear
-from ell0.recipe import _data, _measure, _model, _run
+from ell0.recipe import _data, _gallery, _measure, _model, _run
 from ell0.recipe._found import Found
 from ell0.recipe._measure import Subject, measured
 from ell0.recipe._recipe import Measure, Task
@@ -795,3 +796,39 @@ def test_images_that_do_not_fit_the_model_are_one_sentence(
         recipe.run(path, out=tmp_path / "run", device="cpu")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_training_for_no_classifier_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nsummary = "none of its own"\nlike = "cifar-table1-100"\n[training]\nepochs = 5\n')
+    with pytest.raises(
+        ValueError, match=r"mine\.toml: training must be left out of a recipe that trains no classifier"
+    ):
+        recipe.load(path)
+
+
+def test_what_a_recipe_is_like_belongs_to_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nsummary = "digits, shorter"\nlike = "digits"\n[training]\nepochs = 1\n')
+    text = recipe.load(path).text.decode()
+    assert 'name = "F(8) certified"' in text
+    (tmp_path / "again.toml").write_text(text)
+    assert recipe.load(tmp_path / "again.toml") == recipe.load(path)
+
+
+def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edited(tiny, 'what = "worst_case"\nbudgets = [1, 2]', 'what = "worst_case"\nunit = "pixel"\nbudgets = [6, 7]')
+    edited(
+        tiny, 'what = "robust_accuracy"\nbudgets = [1, 2]', 'what = "robust_accuracy"\nunit = "pixel"\nbudgets = [6]'
+    )
+    seen: list[L0Ball] = []
+
+    def stop(*given: object, **_: object) -> None:
+        seen.extend(each for each in given if isinstance(each, L0Ball))
+        raise Stop
+
+    monkeypatch.setattr(_gallery, "sparse_rs", stop)
+    its = recipe.load(tiny)
+    with pytest.raises(Stop):
+        _gallery.write_gallery(tiny, its, {"F(2)": nn.Linear(2, 2)}, (torch.zeros(3, 1, 4, 4), torch.arange(3)))
+    assert (seen[0].unit, seen[0].budget) == ("pixel", 6)

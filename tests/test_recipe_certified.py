@@ -172,13 +172,31 @@ def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys
         (["--budget", "1", "--budget", "4"], "no certificate exists"),
         (["--budget", "-1"], "budget must be an int >= 0, got -1"),
         (["--beta", "0"], "beta must be a number > 0"),
-        (["--rows", "0"], "rows must be an int >= 1"),
+        (["--rows", "0"], "rows must satisfy 1 <= rows <= 24, the rows of the data, got 0"),
+        (["--rows", "25"], "rows must satisfy 1 <= rows <= 24, the rows of the data, got 25"),
     ):
         assert main([*words, *wrong, "--quiet"]) == 1
         assert said in capsys.readouterr().err
     assert main([*words, "--json", "--quiet"]) == 0  # of 1, 2, 4 and 8 only what k = 3 can bear
     shares = json.loads(capsys.readouterr().out)["rows"][:-1]
     assert [row["budget"] for row in shares] == [0, 1, 2]
+
+
+def test_the_median_is_over_all_radii_whatever_budgets_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network that copies two inputs to its logits: in a box that holds them no change can turn the answer."""
+    words = {"name": "mlp", "k": 1, "in_features": 4, "hidden": [4], "classes": 2, "clamp": False}
+    network = models.mlp(1, in_features=4, hidden=(4,), classes=2)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network[-1].bias.copy_(torch.tensor([1.0, 0.0]))  # type: ignore[operator]
+    path = save_checkpoint(tmp_path / "sure.safetensors", network, {"model": words})
+    np.savez(tmp_path / "mine.npz", x=np.zeros((3, 4), np.float32), y=np.zeros(3, np.int64))
+    asked = ["certify", str(path), "--data", str(tmp_path / "mine.npz"), "--beta", "1", "--budget", "1"]
+    assert main([*asked, "--json", "--quiet", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][-1]["value"] == 4
 
 
 def test_the_command_refuses_what_has_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,3 +255,13 @@ def test_pixels_stand_apart_from_features() -> None:
     assert part.heading == "Counted in pixels"
     assert part.table is not None
     assert part.table.lines[0][:3] == ("F", "20", "worst case, values within ±1")
+
+
+def test_certificates_of_other_terms_are_lines_of_their_own() -> None:
+    certified = [certified_row(m, 1 / m, **more) for more in ({}, {"method": "ibp"}, {"unit": "pixel"}) for m in (1, 2)]
+    part = certified_part(certified, [], [], "inputs")
+    notes = ["any value", "any value, by ibp", "any value, counted in pixels"]
+    assert [chart.note for chart in part.charts] == notes
+    assert all(len(line.points) == 2 for chart in part.charts for line in chart.series)
+    assert part.table is not None
+    assert [line[2] for line in part.table.lines] == [note for note in notes for _ in (1, 2)]

@@ -2,7 +2,7 @@
 
 from ._ablation import RandomisedAblation
 from ._bound import Method
-from ._certify import accuracy, bounds, margins, radius
+from ._certify import accuracy, bounds, limit, margins, radius
 from ._exact import exact
 from ._objective import Objective
 from ._partition import PartitionEnsemble
@@ -16,6 +16,7 @@ __all__ = [
     "accuracy",
     "bounds",
     "exact",
+    "limit",
     "margins",
     "radius",
     "rows",

@@ -21,6 +21,8 @@ from ._record import check_budgets, shares
 Progress = Callable[[int, int], None]
 """Told how many rows are done, and of how many."""
 
+ANY_VALUE = L0Ball(0, low=-math.inf, high=math.inf)
+
 SWEEP = 32
 """Budgets looked at in one go."""
 
@@ -93,10 +95,8 @@ def radius(
     network, classes = read(model, x, method)
     check_labels(x, y, classes)
     if ball is None:
-        wide = L0Ball(0, low=-math.inf, high=math.inf)
-        bounder, reach = _bounder(network, x, wide)
-        cap = min(bounder.first.limit(reach), reach.number_of_units) if max_budget is None else max_budget
-        ball = replace(wide, budget=cap)
+        cap = limit(model, x) if max_budget is None else max_budget
+        ball = replace(ANY_VALUE, budget=cap)
     elif max_budget is not None:
         ball = replace(ball, budget=max_budget)
     bounder, reach = _bounder(network, x, ball)
@@ -109,6 +109,16 @@ def radius(
             goals = margin_goals(y[here], classes)
             result[here] = _radius(bounder, reach[here], goals, ball.budget, method)
     return result
+
+
+def limit(model: nn.Module, x: Tensor, ball: L0Ball | None = None) -> int:
+    """The largest budget, in units of the ball, at which anything can be proven of a row of x.
+
+    Args: ball: its unit, box and mutable count, not its budget; None: features, to any value.
+    """
+    network, _ = read(model, x, "ibp")
+    bounder, reach = _bounder(network, x, replace(ball or ANY_VALUE, budget=0))
+    return min(bounder.first.limit(reach), reach.number_of_units)
 
 
 def accuracy(
@@ -142,7 +152,7 @@ def margins(model: nn.Module, x: Tensor, y: Tensor, budget: int, ball: L0Ball | 
     Args: ball: its unit, box and mutable count, not its budget; None: features, to any value.
     """
     network = Network.read(model, x, training=True)
-    ball = replace(L0Ball(0, low=-math.inf, high=math.inf) if ball is None else ball, budget=budget)
+    ball = replace(ball or ANY_VALUE, budget=budget)
     reach, first = Reach.of(x, ball, network.clamps), network.first
     first.check(reach, budget)
     passed = intervals(network.head, first.trainable_interval(reach, budget))

@@ -14,6 +14,15 @@ ROUNDING = torch.finfo(torch.float32).eps
 certificate's own float64. A model in float64 is held to it as well, so the certificate's arithmetic never counts."""
 
 
+def slack(share: float, terms: int, magnitudes: Tensor) -> Tensor:
+    """How far a float32 sum of so many terms lies from the exact one: a share of the sum of their magnitudes.
+
+    Each may underflow besides; and where the magnitudes reach beyond float32, so may the sum, and nothing is sure.
+    """
+    numbers = torch.finfo(torch.float32)
+    return (share * magnitudes + (terms + 2) * numbers.tiny).masked_fill(magnitudes > numbers.max, torch.inf)
+
+
 class First(ABC):
     """Bounds of one layer ``(n, d) -> (n, h)`` whose inputs are attacked, in the dtype of its weight.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._first import ROUNDING
+from ._first import ROUNDING, slack
 from ._network import AFFINE
 
 Interval = tuple[Tensor, Tensor]
@@ -45,7 +45,7 @@ def rounding(layers: Sequence[nn.Module], passed: Sequence[Interval], error: Ten
         if isinstance(layer, AFFINE):
             size = torch.maximum(low.abs(), high.abs()) + error
             terms, offset = _terms(layer), _offset(layer, low.ndim)
-            own = (terms + 2) * (ROUNDING * (_spread(layer, size) + offset) + torch.finfo(torch.float32).tiny)
+            own = slack((terms + 2) * ROUNDING, terms, _spread(layer, size) + offset)
             error = _spread(layer, error) + (own if terms else 0.0)
         elif isinstance(layer, nn.MaxPool2d):
             error = layer(error)

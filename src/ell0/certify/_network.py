@@ -113,5 +113,7 @@ def _check_later(name: str, layer: nn.Module) -> None:
         raise ValueError(f"model must have batch norm with running statistics, got {name} without")
     if isinstance(layer, nn.MaxPool2d) and (layer.return_indices, layer.ceil_mode, layer.dilation) != (False, False, 1):
         raise ValueError(f"model must have max pooling without indices, ceil_mode and dilation, got {name}: {layer}")
+    if isinstance(layer, nn.AvgPool2d) and (layer.divisor_override or 1) < 0:
+        raise ValueError(f"model must have average pooling by a positive divisor, got {name}: {layer}")
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
         raise ValueError(f"model must flatten whole rows, got {name}: {layer}")

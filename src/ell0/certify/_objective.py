@@ -59,5 +59,5 @@ class Objective:
 
     def at(self, epoch: int, epochs: int) -> Stage:
         """What is learnt in an epoch."""
-        share = epoch / (self.ramp * epochs) if self.ramp else 1.0
-        return Stage(math.ceil(self.budget * min(share, 1.0)), self.mix)
+        rising = self.ramp * (epochs - 1)
+        return Stage(self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising), self.mix)

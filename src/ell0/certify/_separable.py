@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..nn import ClippedLinear
 from ..ops import clipped_linear
-from ._first import ROUNDING, First
+from ._first import ROUNDING, First, slack
 from ._reach import Reach, in_blocks, largest_sums
 
 
@@ -73,7 +73,8 @@ class Dense(Separable):
         return torch.maximum(slope * (x - low), slope * (x - high))
 
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
-        return (reach.x.shape[1] + 2) * ROUNDING * self._sum_of_magnitudes(reach, budgets)
+        terms = reach.x.shape[1]
+        return slack((terms + 2) * ROUNDING, terms, self._sum_of_magnitudes(reach, budgets))
 
 
 class Clipped(Separable):
@@ -123,4 +124,5 @@ class Clipped(Separable):
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
         here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
         changed = self.clip * reach.numbers(budgets).to(here.dtype).unsqueeze(-1)
-        return (reach.x.shape[1] + 2) * ROUNDING * (here + changed)
+        terms = reach.x.shape[1]
+        return slack((terms + 2) * ROUNDING, terms, here + changed)

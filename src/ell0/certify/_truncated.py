@@ -30,11 +30,14 @@ from torch.nn import functional as F
 from ..nn import TruncatedLinear
 from ..ops import trimmed_linears, truncated_linear
 from ..ops.reference import products
-from ._first import First
+from ._first import First, slack
 from ._reach import Reach, blocks, in_blocks, largest_sums
 
 OPERATOR = 2e-5
 """Twice the error of the operator, as a share of the sum of its kept |terms| and |bias|, that its tests allow."""
+
+LONG = 20_000
+"""Terms beyond which the operator's float32 sums may err by more, in proportion."""
 
 
 class Truncated(First):
@@ -115,10 +118,12 @@ class Truncated(First):
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
         """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most."""
         here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
+        terms = reach.x.shape[1]
+        share = OPERATOR * max(1.0, terms / LONG)
         if reach.any_value:
-            return OPERATOR * here
+            return slack(share, terms, here)
         within = (reach.numbers(budgets) <= self.k).unsqueeze(-1)
-        return OPERATOR * torch.where(within, here, self._sum_of_magnitudes(reach, budgets))
+        return slack(share, terms, torch.where(within, here, self._sum_of_magnitudes(reach, budgets)))
 
     def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
         """For m <= k that of any value, by the operator; a box only shrinks it."""

@@ -89,8 +89,6 @@ def attack(
     """
     if fail_under is not None and not 0 <= fail_under <= 1:
         raise ValueError(f"fail_under must lie in [0, 1], got {fail_under}")
-    if rows is not None and rows < 1:
-        raise ValueError(f"rows must be an int >= 1, got {rows}")
     if not 0 < beta < float("inf"):
         raise ValueError(f"beta must be a number > 0, got {beta}")
     if out is not None:
@@ -100,8 +98,7 @@ def attack(
     network, card = load_model(model)
     scale: recipe.Scale = card.get("scale", "symmetric")
     ball = L0Ball(budget, unit, *recipe.box(scale, beta))
-    x, y = load_rows(data or card.get("data"), root, scale)
-    x, y = x[:rows].to(place), y[:rows].to(place)
+    x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
     _check_answers(network, x)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..attacks import sparse_rs
 from ..results import write_whole
-from ..threat import L0Ball
+from ..threat import L0Ball, Unit
 from ._data import Pair, box
 from ._recipe import Recipe, slug
 
@@ -31,10 +31,12 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     """
     x, y = test
     first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
-    budgets = [budget for task in recipe.tasks() for budget in task.budgets if budget]
+    tasks = [task for task in recipe.tasks() if any(task.budgets)]
+    unit: Unit = "feature" if not tasks or any(task.measure.unit == "feature" for task in tasks) else "pixel"
+    budgets = [budget for task in tasks if task.measure.unit == unit for budget in task.budgets if budget]
     beta = max((beta for measure in recipe.measures for beta in measure.beta), default=1.0)
     low, high = box(recipe.data.scale, beta)
-    ball = L0Ball(median_low(budgets) if budgets else 1, low=low, high=high)
+    ball = L0Ball(median_low(budgets) if budgets else 1, unit, low, high)
     arrays = {"clean": _shown(x[first], recipe), "labels": y[first].numpy()}
     for name, network in networks.items():
         device = next(network.parameters()).device

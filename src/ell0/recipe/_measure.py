@@ -94,7 +94,10 @@ def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def _certified(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
     start = time.perf_counter()
-    radius = partial(certify.radius, subject.network, ball=certified_ball(task), **task.measure.parameters)
+    # To the most that can be proven, not to the budgets asked for: the median is over all radii.
+    ball, network = certified_ball(task), subject.network
+    most = certify.limit(network, subject.x, ball)
+    radius = partial(certify.radius, network, ball=ball, max_budget=most, **task.measure.parameters)
     radii = subject.team.by_row(radius, subject.x, subject.y)
     what = {key: value for key, value in task.row.items() if key != "what"}
     *shares, median = certify.rows(radii, task.budgets, **what)
@@ -102,13 +105,11 @@ def _certified(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
     return [*shares, median | {"seconds": round(time.perf_counter() - start, 3)}], [found]
 
 
-def certified_ball(task: Task) -> L0Ball | None:
-    """What a certificate of a recipe is about; None: features, to any value, as many as the network can bear."""
+def certified_ball(task: Task) -> L0Ball:
+    """What a certificate of a recipe is about, without a budget."""
     measure, beta = task.measure, task.row.get("beta")
-    if beta is None and measure.unit == "feature":
-        return None
     low, high = (-math.inf, math.inf) if beta is None else box(measure.scale, beta)
-    return L0Ball(max(task.budgets), measure.unit, low, high)
+    return L0Ball(0, measure.unit, low, high)
 
 
 def _alone(task: Task, subject: Subject) -> Evaluation:

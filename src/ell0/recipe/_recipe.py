@@ -225,7 +225,9 @@ def load(path_or_name: Path | str) -> Recipe:
     """
     path = _path(path_or_name)
     text, content = _read(path)
-    return _loaded(path, text, _completed(path.name, content))
+    entire = _completed(path.name, content)
+    # What it is like belongs to it: where that changes, a run of before is one of another recipe.
+    return _loaded(path, text if entire is content else written(entire).encode(), entire)
 
 
 def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
@@ -287,6 +289,8 @@ def _loaded(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     threads = top.take("threads", whole(1), None)
     used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
     source, over = _data(top, path.parent), top.table("training")
+    if over is not None and "classifier" not in content:
+        raise ValueError(f"{path.name}: training must be left out of a recipe that trains no classifier of its own")
     for other in used:
         if not source.is_like(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")

@@ -39,7 +39,7 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
         f"Certified: no attacker who changes so many {units} changes the answer. That is proven, in one pass through "
         "the network, so the true robust accuracy lies between what is certified and what still stands under attack."
     )
-    medians = [f"{who(row)} {_median(row)}" for row in radii if finite(row.get("value"))]
+    medians = [f"{who(row)} {_median(row, units)}" for row in radii if finite(row.get("value"))]
     if medians:
         words += f" The median certified radius, a misclassified row counted as -1: {series(medians)}."
     lines = []
@@ -51,7 +51,7 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
             (
                 who(row),
                 number(row.get("budget")),
-                beta_words(row.get("beta")) or _ANY,
+                _terms(row, units),
                 Cell.share(row),
                 NONE if attacked is None else Cell.share(attacked),
                 gap,
@@ -84,10 +84,18 @@ def other_units_part(rows: list[Row], unit: str) -> Part:
     return Part(f"Counted in {unit}s", words, (), Table(head, tuple(lines)), f"Robust accuracy by {unit}s changed")
 
 
-def _median(row: Row) -> str:
+def _terms(row: Row, units: str) -> str:
+    """What a certificate is about, beside its budget."""
+    pixels = row.get("unit") == "pixel" and units != "pixels"
+    method = None if row.get("method", "best") == "best" else f"by {row['method']}"
+    words = [beta_words(row.get("beta")) or _ANY, "counted in pixels" if pixels else None, method]
+    return ", ".join(filter(None, words))
+
+
+def _median(row: Row, units: str) -> str:
     interval = f" ({number(row['low'])}{NONE}{number(row['high'])})" if finite(row.get("low")) else ""
-    values = "" if row.get("beta") is None else f", {beta_words(row['beta'])}"
-    return f"{number(row['value'])}{interval}{values}"
+    terms = _terms(row, units)
+    return f"{number(row['value'])}{interval}{'' if terms == _ANY else f', {terms}'}"
 
 
 def _attacked(row: Row, worst: list[Row]) -> Row | None:
@@ -101,7 +109,7 @@ def _attacked(row: Row, worst: list[Row]) -> Row | None:
 
 def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Chart]:
     """For each classifier and box what is proven and, above it, what stands."""
-    for (name, beta), rows in grouped(certified, lambda row: (who(row), row.get("beta"))):
+    for (name, terms), rows in grouped(certified, lambda row: (who(row), _terms(row, units))):
         rows = sorted(rows, key=lambda row: row["budget"])
         if len(rows) < 2:
             continue
@@ -110,7 +118,7 @@ def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Ch
         if attacked:
             both.append(Series("stands under attack", 1, [_point(row, units) for row in attacked]))
         axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
-        yield Chart(name, beta_words(beta) or _ANY, Axis(f"{units} changed", "values"), axis, tuple(both))
+        yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, tuple(both))
 
 
 def _point(row: Row, units: str) -> Point:

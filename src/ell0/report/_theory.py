@@ -86,7 +86,7 @@ def malware_view(results: Results) -> View:
 
 def _view(results: Results, verdict: Verdict, parts: Sequence[Part]) -> View:
     return View(
-        name=results.name, state="", results=results, recipe=None, units="inputs", items="rows", scaled=False,
+        name=results.name, state="", results=results, recipe=None, units="inputs", items="rows", scale="",
         verdict=verdict, flags=(), accuracies=None, charts=(), medians=None, exhibits=(), training=(), ends=None,
         times=None, quoted=None, others=None, parts=tuple(parts),
     )  # fmt: skip
@@ -120,7 +120,14 @@ def _malware_verdict(evasion: list[Row], accuracy: dict[str, Row]) -> Verdict:
         "Both were set to {} false positives on the validation split. Without an attack {} and {} of the test rows are "
         "classified right."
     ).format(rate, figure_words(accuracy[PLAIN]), figure_words(accuracy[OURS]))
-    return Verdict("Exact worst case, add-only attacker", headline, (note,))
+    notes = [note]
+    if ours["k"] == 0:
+        words = "With k = 0 nothing is truncated: ours is a linear classifier trained exactly against additions."
+        notes.append(Markup(words))
+    if "over_cost" in ours:
+        words = "No candidate was as accurate as asked on the validation split: this one, the nearest, loses {} more."
+        notes.append(Markup(words).format(percent(ours["over_cost"])))
+    return Verdict("Exact worst case, add-only attacker", headline, tuple(notes))
 
 
 def _over_budget(decay: float, errors: list[Row], rows: list[Row]) -> Part:
@@ -224,7 +231,7 @@ def _about(rows: list[Row]) -> Part:
         lines += [(what, number(row["value"]), words) for row in rows if row["what"] == what]
     return Part(
         "The data",
-        "Thresholds, C, k and the budget trained for were chosen on the validation split.",
+        "Thresholds, C, the budget trained for and, of several candidates, k were chosen on the validation split.",
         table=Table(("what", "number", "about them"), tuple(lines)),
         caption="What was trained and tested on",
     )

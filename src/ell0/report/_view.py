@@ -65,7 +65,7 @@ class Accuracies:
 class View:
     """state: what is to be known before the verdict, of a run that has not come to its end.
 
-    units, items: what is changed, and in what.  scaled: whether the clean ones are known to lie within ±1.
+    units, items: what is changed, and in what.  scale: in which words values are told, where the data is known.
     """
 
     name: str
@@ -74,7 +74,7 @@ class View:
     recipe: str | None
     units: str
     items: str
-    scaled: bool
+    scale: str
     verdict: Verdict
     flags: tuple[Flag, ...]
     accuracies: Accuracies | None
@@ -130,7 +130,7 @@ def view(run: Run) -> View:
         recipe=run.text,
         units=units,
         items=items,
-        scaled=run.data in _IMAGES,
+        scale=_scale(run) if run.data in _IMAGES else "",
         verdict=verdict,
         flags=tuple(flags_of(rows, worst, single, verdict.classifier)),
         accuracies=_accuracies(clean, worst, single) if clean or worst or single else None,
@@ -143,10 +143,17 @@ def view(run: Run) -> View:
         quoted=_listing(run.quoted),
         others=_listing([row for row in run.results.rows if id(row) not in seen]),
         parts=(
-            *((certified_part(certified, radii, worst, units),) if certified else ()),
+            *((certified_part(certified, radii, [*worst, *apart], units),) if certified else ()),
             *((other_units_part(apart, "pixel"),) if apart else ()),
         ),
     )
+
+
+def _scale(run: Run) -> str:
+    """Of a run on [0, 1] values are told as on [-1, 1], where the attacker can do the same."""
+    if any(row.get("scale") == "unit" for row in run.results.rows):
+        return "Values are told as if clean images lay within ±1; the networks were given images in 0 to 1."
+    return "The values of clean images lie within ±1."
 
 
 def _state(run: Run) -> str:
