@@ -821,6 +821,7 @@ def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: 
     edited(
         tiny, 'what = "robust_accuracy"\nbudgets = [1, 2]', 'what = "robust_accuracy"\nunit = "pixel"\nbudgets = [6]'
     )
+    edited(tiny, "budget = 2\nqueries = 8", "budget = 6\nqueries = 8")
     seen: list[L0Ball] = []
 
     def stop(*given: object, **_: object) -> None:

@@ -49,7 +49,7 @@ class Team:
 
     def share(self, rows: Tensor) -> Tensor:
         """What is this rank's of ``(n, ...)``: rows in turn, since neighbours are often alike."""
-        return rows[self.rank :: self.size]
+        return rows if self.size == 1 else rows[self.rank :: self.size]
 
     def whole(self, shares: Sequence[Tensor]) -> Tensor:
         """The rows again, on the CPU, from the `share` of each rank."""

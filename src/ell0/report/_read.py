@@ -73,8 +73,7 @@ class Run:
         """How many of the figures that the recipe asks for are there, and how many it asks for; None if unknown."""
         if self.recipe is None:
             return None
-        asked = [row for task in self.recipe.tasks() for row in task.rows()]
-        asked += [row | {"unit": "seconds"} for row in self.recipe.times() if row["what"] == "training_seconds"]
+        asked = self.recipe.asked()
         there = [identity(row) for row in self.results.rows]
         return sum(row in there for row in asked), len(asked)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -253,15 +254,17 @@ class _Run:
         if len(order) > (rest := len(order) % config.batch) and rest < _least(self._model, self._team):
             order = order[: len(order) - rest]
         _seed(rows.x.device, generator(config.seed, "model", epoch).initial_seed() + self._team.rank)
-        ways = draw(len(order), generator(config.seed, "augment", epoch))
-        batches, ways = (t.to(rows.x.device).split(config.batch) for t in (order, ways))
+        batches = order.to(rows.x.device).split(config.batch)
+        ways: Iterable[Tensor | None] = repeat(None, len(batches))
+        if config.augment != "none":
+            ways = draw(len(order), generator(config.seed, "augment", epoch)).to(rows.x.device).split(config.batch)
         rates = config.rates_of(epoch, len(batches))
         with self._team.steps():
             for batch, way, rate in zip(batches, ways, torch.tensor(rates, device=rows.x.device), strict=True):
                 self._stepper.rate.copy_(rate)
-                mine, way = self._team.share(batch), self._team.share(way)
+                mine = self._team.share(batch)
                 # Before the step, and so outside of its graph, into whose own input the batch is copied in any case.
-                x = rows.points[mine] if config.augment == "none" else crop_flip(rows.points, mine, way)
+                x = rows.points[mine] if way is None else crop_flip(rows.points, mine, self._team.share(way))
                 self._stepper.step(x, rows.labels[mine], len(mine) * self._team.size / len(batch))
         totals = self._team.gather(self._stepper.take)
         loss, right = (sum(total) / len(order) for total in zip(*totals, strict=True))
