@@ -44,11 +44,11 @@ def theory(
     Parameters
     ----------
     dimensions
-        Numbers of inputs d.
+        Numbers of inputs d, from 10.
     decays
-        Of the signal, nu_i ~ i ** -decay; 0 is even.
+        Of the signal, nu_i ~ i ** -decay, 0 to 10; 0 is even.
     precision
-        Half-width of the 95 % intervals.
+        Half-width of the 95 % intervals to aim at; some may come out wider.
     eps
         Robust error at which the exponents of Theorem 2 are taken.
     out
@@ -95,9 +95,10 @@ def theory_malware(
     rate
         False-positive rate that every detector is set to, on the validation split.
     cost
-        Accuracy that ours may lose against logistic regression, on the validation split.
+        Accuracy that ours may lose against logistic regression, on the validation split; where every candidate loses
+        more, the one that loses least is taken, and the page says so.
     ks
-        Candidates for k of ours; above 0 training takes minutes.
+        Candidates for k of ours. 0: nothing is truncated, training against additions is exact; above, it takes minutes.
     budgets
         Candidates for the budget that ours is trained for.
     most
@@ -155,17 +156,21 @@ def _hand_over(results: Results, out: Path, as_json: bool, show: Callable[[Resul
 
 
 def _show_theory(results: Results) -> None:
-    """The largest budget of each dimension that some classifier withstands better than a coin."""
+    """Each dimension at the largest budget that some classifier withstands better than a coin, or at the smallest."""
     errors = [row for row in results.rows if row["what"] == "robust_error"]
     names = list(dict.fromkeys(row["classifier"] for row in errors))
     table = Table("d", "signal", "changed", *names, "any classifier", box=None, title_justify="left")
     table.title = "robust error in per cent, at the largest budget with an error below 50 %"
     for d, decay in dict.fromkeys((row["d"], row["decay"]) for row in errors):
         here = [row for row in errors if (row["d"], row["decay"]) == (d, decay)]
-        budget = max((row["budget"] for row in here if row["value"] < 0.5), default=here[0]["budget"])
+        below = [row["budget"] for row in here if row["value"] < 0.5]
+        budget = max(below, default=here[0]["budget"])
+        changed = f"{budget:,}" if below else f"{budget:,}*"
+        if not below:
+            table.caption = "* the smallest budget: none has an error below 50 %"
         cells = [f"{100 * row['value']:.1f}" for row in here if row["budget"] == budget]
         bound = results.find(what="lower_bound", d=d, decay=decay, budget=budget)
-        table.add_row(f"{d:,}", f"i ** -{decay:g}", f"{budget:,}", *cells, f"{100 * bound['value']:.1f}")
+        table.add_row(f"{d:,}", f"i ** -{decay:g}", changed, *cells, f"{100 * bound['value']:.1f}")
     Console().print(table)
 
 
@@ -179,5 +184,8 @@ def _show_malware(results: Results) -> None:
         shares = (f"{100 * one['value']:.1f}" for one in (row, *cells))
         accuracy, *evaded = shares
         table.add_row(row["classifier"], accuracy, f"{median:g}", *evaded)
+        if "over_cost" in row:
+            lost = f"{100 * row['over_cost']:.1f} %"
+            table.caption = f"on the validation split {row['classifier']} loses {lost} more accuracy than the cost"
     table.title = "accuracy, and malware that evades, in per cent"
     Console().print(table)

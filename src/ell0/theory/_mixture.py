@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, Self
@@ -229,6 +230,12 @@ def check_count(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
     return int(value)
+
+
+def check_several(name: str, values: Sequence[float]) -> None:
+    """Refuses values of which there are none, or two that are equal."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name} must be at least one number and no number twice, got {list(values)}")
 
 
 def _mask(mixture: Mixture, coordinates: ArrayLike) -> NDArray[np.bool_]:
