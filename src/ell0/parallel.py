@@ -131,6 +131,14 @@ class _Ranks(Team):
                 torch.distributed.broadcast(buffer, 0)
         self._stepping = False
 
+    def part(self) -> None:
+        """Ends the connection, whose threads a process that just ends may trip over.
+
+        Not in the middle of a step, nor from GPU to GPU: what is under way there would be waited for.
+        """
+        if not self._stepping and self._fabric.device.type == "cpu":
+            torch.distributed.destroy_process_group()
+
     def fail(self, error: Exception) -> NoReturn:
         """Ends a rank on which something was raised: rank 0 raises it, to be told, the others end.
 
@@ -192,6 +200,8 @@ def together(devices: int | None = None, nodes: int = 1, device: str | None = No
         raise SystemExit(130) from None
     except Exception as error:
         team.fail(error)
+    finally:
+        team.part()
 
 
 def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
