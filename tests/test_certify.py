@@ -550,6 +550,9 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     assert certify.Objective(5, ramp=0).at(0, 8).budget == 5
     assert [certify.Objective(5, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [5, 5, 5]
     assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
+    rising = certify.Objective(5, ramp=0.5, mix_start=0.5)
+    assert [rising.at(epoch, 8).mix for epoch in range(5)] == pytest.approx([0.5, 0.7, 0.8, 1.0, 1.0])
+    assert certify.Objective(5, mix=0.25, mix_start=0.75).at(7, 8).mix == 0.25
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)
@@ -568,6 +571,7 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
         ({"budget": 2, "mix": 0.0}, r"mix must lie in \(0, 1\], got 0.0"),
         ({"budget": 2, "mix": 1.5}, r"mix must lie in \(0, 1\], got 1.5"),
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
+        ({"budget": 2, "mix_start": 1.1}, r"mix_start must lie in \[0, 1\], got 1.1"),
     ],
 )
 def test_an_objective_complains(words: dict[str, Any], message: str) -> None:

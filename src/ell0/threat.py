@@ -1,8 +1,8 @@
 """What the attacker may do: one value, passed to every attack, evaluation, certificate and report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -93,6 +93,19 @@ class L0Ball:
         low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in (self.low, self.high))
         mutable = torch.ones((), dtype=torch.bool, device=x.device) if self.mutable is None else self.mutable
         return low, high, mutable
+
+    def part(self, x: Tensor, rows: Tensor, budget: int | None = None) -> Self:
+        """The ball for some rows of x, where box or mask may have a value for each row; with another budget, if given.
+
+        rows: ``(m,)`` int64.
+        """
+
+        def take(value: Any) -> Any:
+            each = isinstance(value, Tensor) and value.ndim == x.ndim and len(value) == len(x) > 1
+            return value[rows] if each else value
+
+        low, high, mutable = take(self.low), take(self.high), take(self.mutable)
+        return replace(self, budget=self.budget if budget is None else budget, low=low, high=high, mutable=mutable)
 
     def _units(self, numbers: Tensor) -> Tensor:
         """``(n, units)``: whether any number of a unit holds. numbers: bool, the shape of x."""

@@ -44,11 +44,13 @@ class Objective:
         budget: changes that the bound allows in the end, at most the k of the model's first layer.
         mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
         ramp: in [0, 1].
+        mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout.
     """
 
     budget: int
     mix: float = 1.0
     ramp: float = 0.4
+    mix_start: float | None = None
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget)
@@ -56,8 +58,13 @@ class Objective:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
+        if self.mix_start is not None and not 0 <= self.mix_start <= 1:
+            raise ValueError(f"mix_start must lie in [0, 1], got {self.mix_start!r}")
 
     def at(self, epoch: int, epochs: int) -> Stage:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
-        return Stage(self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising), self.mix)
+        budget = self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising)
+        start = self.mix if self.mix_start is None else self.mix_start
+        # With the budget and not with the epochs: each stage costs a graph of its own on a GPU.
+        return Stage(budget, start + (self.mix - start) * budget / self.budget)

@@ -21,7 +21,7 @@ from ..parallel import ALONE, Team
 from ..threat import L0Ball
 from ._record import CLEAN, Evaluation, Share, percent
 from ._state import Found, State, bare, fingerprint
-from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, part, train_mode
+from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
 
 Attack = Callable[..., AttackResult]
 
@@ -153,7 +153,7 @@ def _attacked(
     """What an attack finds for some rows of x; None, if there are none."""
     if not len(rows):
         return None
-    mine = part(ball, x, rows, budget)
+    mine = ball.part(x, rows, budget)
     result = entry.attack(model, x[rows], y[rows], mine, generator=_generator(seed, name), rows=rows)
     return Found.of(rows, x[rows], result)
 
@@ -166,7 +166,7 @@ def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], 
         logits = model(x[:1])
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
-        mine = part(ball, x, row, ball.budget)
+        mine = ball.part(x, row)
         entry.attack(model, x[:1], label, mine, generator=_generator(seed, name), rows=row)
 
 

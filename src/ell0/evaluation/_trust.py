@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +100,7 @@ def _check_part(
     for rows in some:
         here = rows.to(x.device)
         points = state.x_adv[here]
-        mine = part(ball, x, here, ball.budget)
+        mine = ball.part(x, here)
         false = ~mine.contains(x[here], points) | (mine.count(x[here], points).cpu() != state.distance[rows]).to(
             x.device
         )
@@ -192,18 +191,8 @@ def beaten(state: State, by_gradients: dict[str, bool]) -> list[str]:
 
 def on_rows(model: Model, x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor) -> Victim:
     rows = rows.to(x.device)
-    mine = part(ball, x, rows, ball.budget)
+    mine = ball.part(x, rows)
     return Victim(model, x[rows], y[rows], mine, generator=None, rows=None, target=None, finite=False)
-
-
-def part(ball: L0Ball, x: Tensor, rows: Tensor, budget: int) -> L0Ball:
-    """The ball for some rows of x, where the box or the mask may have a value for each row."""
-
-    def take(value: Any) -> Any:
-        each = isinstance(value, Tensor) and value.ndim == x.ndim and len(value) == len(x) > 1
-        return value[rows] if each else value
-
-    return replace(ball, budget=budget, low=take(ball.low), high=take(ball.high), mutable=take(ball.mutable))
 
 
 def batches(rows: Tensor, batch: int) -> list[Tensor]:

@@ -402,7 +402,7 @@ def _objective(table: Table | None) -> Objective | None:
     if table is None:
         return None
     given = {"budget": table.need("budget", whole(1))}
-    given |= table.rest(["mix", "ramp"])
+    given |= table.rest(["mix", "ramp", "mix_start"])
     table.close()
     try:
         return Objective(**given)

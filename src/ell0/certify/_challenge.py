@@ -1,0 +1,98 @@
+"""Certificates put to the test: attacks on rows at their own certified radius, where none may succeed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks import ATTACKS, AttackResult
+from ..evaluation import Entry, evaluate
+from ..results import Row
+from ..threat import L0Ball
+from ._certify import ANY_VALUE, Progress
+
+BOXES = (1.0, 100.0)
+"""How far values go where a certificate is about any value and an attack needs an end: to -1 and 1, -100 and 100."""
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What came of it.
+
+    tried: rows that were attacked, those with a radius of 1 or more.
+    fell: ``(f,)`` int64, rows that an attack broke within their radius. There should be none: a certificate was wrong.
+    by: for each of them the attack.  attacks: the names of all.
+    """
+
+    tried: int
+    fell: Tensor
+    by: tuple[str, ...]
+    attacks: tuple[str, ...]
+
+    def record(self) -> Row:
+        """As entries of a row of results."""
+        attacks = ", ".join(self.attacks)
+        return {"what": "certificates_broken", "attacks": attacks, "value": len(self.fell), "n": self.tried}
+
+
+def challenge(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    radii: Tensor,
+    ball: L0Ball | None = None,
+    attacks: Mapping[str, Callable[..., AttackResult] | Entry] | Collection[str] = tuple(ATTACKS),
+    *,
+    batch: int = 512,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Challenge:
+    """Attacks every row with as many changes as `radius` proved harmless.
+
+        radii = radius(model, x, y)
+        assert not len(challenge(model, x, y, radii).fell)
+
+    Args:
+        radii: ``(n,)`` int64, what `radius` gave for these rows and this ball.
+        ball: as for `radius`. Where its box has no end the attacks get two boxes instead, to 1 and to 100.
+        attacks: as for `ell0.evaluate`; all of ``ATTACKS`` if nothing is said.
+        batch: rows in one call of an attack.  seed: of the attacks.
+        progress: called with the number of rows done and of all that are tried.
+    """
+    if radii.shape != y.shape or radii.is_floating_point():
+        raise ValueError(f"radii must be integers of shape {tuple(y.shape)}, got {radii.dtype} {tuple(radii.shape)}")
+    ball = ANY_VALUE if ball is None else ball
+    boxes = _boxes(ball, x)
+    radii = radii.to(x.device)
+    tried = radii.gt(0).nonzero().squeeze(1)
+    fallen: dict[int, str] = {}
+    done = 0
+    for radius in radii[tried].unique().tolist():
+        rows = (radii == radius).nonzero().squeeze(1)
+        for box in boxes:
+            here = box.part(x, rows, radius)
+            found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
+            for row, name in zip(rows.tolist(), found.decided, strict=True):
+                if name is not None:
+                    fallen.setdefault(row, name)
+        done += len(rows)
+        if progress is not None:
+            progress(done, len(tried))
+    order = sorted(fallen)
+    return Challenge(
+        len(tried), torch.tensor(order, dtype=torch.int64), tuple(fallen[row] for row in order), tuple(attacks)
+    )
+
+
+def _boxes(ball: L0Ball, x: Tensor) -> list[L0Ball]:
+    """The ball itself, or where it is without an end the two boxes that stand for it."""
+    low, high, mutable = torch.broadcast_tensors(*ball.box(x))
+    if ((high - low).isfinite() | ~mutable).all():
+        return [ball]
+    if not ((low.eq(-math.inf) & high.eq(math.inf)) | ~mutable).all():
+        raise ValueError(f"ball must have a finite box, or none at all, got low={ball.low!r} and high={ball.high!r}")
+    return [replace(ball, low=-beta, high=beta) for beta in BOXES]

@@ -1,0 +1,100 @@
+"""Certificates put to the test by attacks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ell0 import ATTACKS, L0Ball, certify
+from ell0.nn import TruncatedLinear
+
+CHEAP = {"sparse_rs": partial(ATTACKS["sparse_rs"], queries=100)}
+ALL = CHEAP | {
+    "pointwise": partial(ATTACKS["pointwise"], repeats=2),
+    "sigma_zero": partial(ATTACKS["sigma_zero"], steps=30),
+    "sparse_pgd": partial(ATTACKS["sparse_pgd"], steps=30),
+    "adaptive": partial(ATTACKS["adaptive"], queries=100),
+}
+
+
+def network() -> nn.Sequential:
+    """Three classes, each the truncated sum of ten inputs of its own: three of them may change to anything."""
+    first, last = TruncatedLinear(30, 3, 3), nn.Linear(3, 3)
+    with torch.no_grad():
+        first.weight.copy_(torch.eye(3).repeat_interleave(10, 1))
+        last.weight.copy_(torch.eye(3))
+        for layer in (first, last):
+            assert layer.bias is not None
+            layer.bias.zero_()
+    return nn.Sequential(first, nn.ReLU(), last).eval()
+
+
+def rows(n: int = 12) -> tuple[Tensor, Tensor]:
+    y = torch.arange(n) % 3
+    noise = torch.rand(n, 30, generator=torch.Generator().manual_seed(1)) / 10
+    return torch.eye(3)[y].repeat_interleave(10, 1) + noise, y
+
+
+def test_certificates_stand_under_every_attack() -> None:
+    model, (x, y) = network(), rows(4)
+    radii = certify.radius(model, x, y)
+    assert (radii == 3).all()
+    result = certify.challenge(model, x, y, radii, attacks=ALL)
+    assert ALL.keys() == ATTACKS.keys()
+    assert result.tried == 4
+    assert not len(result.fell)
+    assert result.record() == {
+        "what": "certificates_broken", "attacks": ", ".join(ALL), "value": 0, "n": result.tried,
+    }  # fmt: skip
+
+
+def test_a_radius_that_claims_too_much_falls_and_the_attack_is_named() -> None:
+    model, (x, y) = network(), rows()
+    claimed = torch.full((12,), 6)
+    claimed[:4] = 0
+    seen: list[tuple[int, int]] = []
+    result = certify.challenge(model, x, y, claimed, attacks=CHEAP, progress=lambda *done: seen.append(done))
+    assert result.tried == 8
+    assert len(result.fell)
+    assert result.fell.min() >= 4
+    assert result.by == ("sparse_rs",) * len(result.fell)
+    assert seen[-1] == (8, 8)
+
+
+def test_a_box_of_the_ball_is_kept_row_by_row() -> None:
+    """Where nothing may move, a wrong claim stands; the rows that may move fall."""
+    model, (x, y) = network(), rows()
+    ball = L0Ball(0, low=-100.0, high=100.0, mutable=torch.arange(12).view(-1, 1).expand(12, 30) % 2 == 0)
+    result = certify.challenge(model, x, y, torch.tensor([8, 7, 6] * 4), ball, CHEAP)
+    assert len(result.fell)
+    assert (result.fell % 2 == 0).all()
+    anything = replace(ball, low=-math.inf, high=math.inf)
+    assert torch.equal(certify.challenge(model, x, y, torch.tensor([8, 7, 6] * 4), anything, CHEAP).fell, result.fell)
+    claimed = torch.full((12,), 6)
+    assert not len(certify.challenge(model, x, y, claimed, L0Ball(6, low=0.0, high=0.1), CHEAP).fell)
+    assert len(certify.challenge(model, x, y, claimed, L0Ball(6, low=0.0, high=9.0), CHEAP).fell)
+
+
+def test_nothing_to_try() -> None:
+    model, (x, y) = network(), rows()
+    result = certify.challenge(model, x, y, torch.full((12,), -1))
+    assert (result.tried, len(result.fell), result.attacks) == (0, 0, tuple(ATTACKS))
+
+
+@pytest.mark.parametrize(
+    ("radii", "ball", "message"),
+    [
+        (torch.ones(5, dtype=torch.int64), None, r"radii must be integers of shape \(12,\)"),
+        (torch.ones(12), None, "radii must be integers of shape"),
+        (torch.ones(12, dtype=torch.int64), L0Ball(1, low=-1.0, high=math.inf), "finite box, or none at all"),
+    ],
+)
+def test_wrong_arguments(radii: Tensor, ball: L0Ball | None, message: str) -> None:
+    model, (x, y) = network(), rows()
+    with pytest.raises(ValueError, match=message):
+        certify.challenge(model, x, y, radii, ball)
