@@ -2,17 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALLED := $(VENV)/.installed
+WITH_TOOLS := $(VENV)/.with-tools
 
 .PHONY: setup run test test-full test-gpu lint bench bench-attacks clean
-setup: $(STAMP)
+setup: $(WITH_TOOLS)
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e .
 	touch $@
 
-run: setup  ## the main job: digits classifiers trained, attacked and shown on a page
+$(WITH_TOOLS): $(INSTALLED)
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+run: $(INSTALLED)  ## the main job: digits classifiers trained, attacked and shown on a page
 	$(BIN)/ell0 run
 
 lint: setup
@@ -35,7 +41,7 @@ bench: setup  ## the figures of the README
 	$(BIN)/python tools/readme.py
 
 bench-attacks: setup  ## the same, of the attacks and their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[foolbox]'
+	$(INSTALL) -e '.[foolbox]'
 	$(BIN)/ell0 bench attacks --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
 	$(BIN)/python tools/readme.py
 

@@ -115,6 +115,12 @@ def test_wilson_intervals(count: int, n: int, low: float, high: float) -> None:
     assert vars(copy.deepcopy(share)) == vars(share)
 
 
+@pytest.mark.parametrize("n", [1, 7, 100, 1000, 10_000])
+def test_an_interval_of_none_or_all_ends_exactly(n: int) -> None:
+    assert Share(0, n).low == 0.0
+    assert Share(n, n).high == 1.0
+
+
 def test_the_attacks_run_on_what_stands() -> None:
     x, y = _rows()
     first, second, attacks = _two()

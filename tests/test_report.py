@@ -202,6 +202,13 @@ def test_every_figure_is_on_the_page(outline: Outline) -> None:
     assert "not run here" in outline.text
 
 
+def test_a_median_says_how_often_its_attack_ran(tmp_path: Path) -> None:
+    row: Row = {"what": "median_distance", "classifier": "F(10)", "attack": "pointwise", "beta": 1.0, "value": 20}
+    text = of_rows(tmp_path, [row | {"repeats": 1}, row | {"repeats": 10, "value": 14}]).text
+    assert "pointwise, one runwithin ±120" in text
+    assert "pointwise, the nearest of 10 runswithin ±114" in text
+
+
 @pytest.mark.parametrize(
     ("low", "high", "n", "expected"),
     [
@@ -216,6 +223,11 @@ def test_every_figure_is_on_the_page(outline: Outline) -> None:
 def test_intervals_meet_the_papers(low: float, high: float, n: int | None, expected: str) -> None:
     row = {"value": (low + high) / 2, "low": low, "high": high, "paper": 0.5879, "paper_n": n}
     assert _words.Cell.share(row).against == expected
+
+
+def test_rounding_of_an_end_puts_nothing_above_the_paper() -> None:
+    for value, low, high in ((0.0, 2e-19, 0.004), (1.0, 0.996, 1 - 1e-16)):
+        assert _words.Cell.share({"value": value, "low": low, "high": high, "paper": value}).against == "meets"
 
 
 def test_a_figure_that_is_no_number_is_a_dash() -> None:

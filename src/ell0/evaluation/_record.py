@@ -29,7 +29,9 @@ class Share(float):
         z = statistics.NormalDist().inv_cdf(0.975)
         centre = (self + z**2 / (2 * n)) / (1 + z**2 / n)
         half = z / (1 + z**2 / n) * math.sqrt(self * (1 - self) / n + z**2 / (4 * n**2))
-        self.n, self.low, self.high = n, max(centre - half, 0.0), min(centre + half, 1.0)
+        self.n = n
+        # The ends are exactly 0 and 1 there, but for rounding.
+        self.low, self.high = 0.0 if count == 0 else centre - half, 1.0 if count == n else centre + half
         return self
 
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # what __new__ takes, for copies

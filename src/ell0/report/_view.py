@@ -334,7 +334,7 @@ def _medians(rows: list[Row]) -> Table | None:
         tuple(
             (
                 str(who(row)),
-                str(row.get("attack", NONE)),
+                _tried(row),
                 NONE if row.get("beta") is None else f"within ±{number(row['beta'])}",
                 Cell.plain(row),
                 number(row.get("n")),
@@ -342,6 +342,14 @@ def _medians(rows: list[Row]) -> Table | None:
             for row in rows
         ),
     )
+
+
+def _tried(row: Row) -> str:
+    """The attack of a median, and how often it ran on a row, of which the nearest point counts."""
+    name, repeats = str(row.get("attack", NONE)), row.get("repeats")
+    if not finite(repeats):
+        return name
+    return f"{name}, one run" if repeats == 1 else f"{name}, the nearest of {number(repeats)} runs"
 
 
 def _times(rows: list[Row], measured: list[Row]) -> Table | None:

@@ -14,6 +14,7 @@ NONE = "\N{EN DASH}"
 INFERRED = 512
 """Rows that the paper's robust accuracies seem to be over: it does not say, but they are multiples of 1/512."""
 
+_ROUNDING = 1e-12  # of an end that is 0 or 1
 GAP = "\u00a0"  # between a figure and its unit no line ends
 
 
@@ -63,9 +64,9 @@ def _against(row: Row, low: float | None, high: float | None) -> str | None:
     if low is None or high is None or not finite(row.get("value")):
         return None
     ours = ends(row)
-    if ours[0] > high:
+    if ours[0] > high + _ROUNDING:
         return "above"
-    return "below" if ours[1] < low else "meets"
+    return "below" if ours[1] < low - _ROUNDING else "meets"
 
 
 def ends(row: Row) -> tuple[float, float]:
