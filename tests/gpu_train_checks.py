@@ -213,14 +213,15 @@ def check_images() -> None:
 def check_augmented_rows() -> None:
     """The same on both devices, and no wait for the device."""
     (x, _), g = images(50), torch.Generator().manual_seed(0)
-    rows, ways = torch.randint(50, (64,), generator=g), _augment.draw(64, g)
-    on_gpu = [tensor.cuda() for tensor in (x, rows, ways)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        moved = _augment.crop_flip(*on_gpu)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(moved.cpu(), _augment.crop_flip(x, rows, ways))
+    for moves in _augment.AUGMENTS.values():
+        rows, ways = torch.randint(50, (64,), generator=g), moves.draw(64, g)
+        on_gpu = [tensor.cuda() for tensor in (x, rows, ways)]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            moved = moves.moved(*on_gpu)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(moved.cpu(), moves.moved(x, rows, ways))
 
 
 def check_images_resume() -> None:

@@ -123,7 +123,7 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"optimizer": "lamb"}, "optimizer must be one of 'sgd', 'adam', got 'lamb'"),
         ({"precision": "fp8"}, "precision must be one of 'fp32', 'tf32', 'bf16', got 'fp8'"),
         ({"attack_precision": ""}, "attack_precision must be one of 'fp32', 'tf32', 'bf16', got ''"),
-        ({"augment": "flip"}, "augment must be one of 'none', 'crop-flip', got 'flip'"),
+        ({"augment": "flip"}, "augment must be one of 'none', 'crop-flip', 'shift', got 'flip'"),
         ({"channels_last": 1}, "channels_last must be True, False or None, got 1"),
         ({"warm_up": 0.1}, 'warm_up must be 0 for schedule="steps", got 0.1'),
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
@@ -428,6 +428,9 @@ def convolutions() -> nn.Module:
         return nn.Sequential(*features, nn.Flatten(), nn.Linear(120, CLASSES))
 
 
+CROP_FLIP, SHIFT = _augment.AUGMENTS["crop-flip"], _augment.AUGMENTS["shift"]
+
+
 def cropped_and_flipped(image: Tensor, way: int) -> Tensor:
     """The definition, for one image."""
     _, height, width = image.shape
@@ -444,25 +447,37 @@ def cropped_and_flipped(image: Tensor, way: int) -> Tensor:
 def test_crop_and_flip_is_its_definition(shape: tuple[int, int, int], rows: list[int], data: st.DataObject) -> None:
     ways = data.draw(st.lists(st.integers(0, 161), min_size=len(rows), max_size=len(rows)))
     points = 1 + torch.arange(4 * math.prod(shape), dtype=torch.float32).view(4, *shape)
-    moved = _augment.crop_flip(points, torch.tensor(rows), torch.tensor(ways))
+    moved = CROP_FLIP.moved(points, torch.tensor(rows), torch.tensor(ways))
     want = torch.stack([cropped_and_flipped(points[row], way) for row, way in zip(rows, ways, strict=True)])
     assert torch.equal(moved, want)
 
 
-def test_every_way_to_crop_and_flip_is_drawn() -> None:
-    counts = torch.bincount(_augment.draw(162 * 100, torch.Generator().manual_seed(0)), minlength=162)
-    assert len(counts) == 162
+@given(shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)))
+def test_a_shift_brings_in_the_nearest_pixel(shape: tuple[int, int, int]) -> None:
+    image = 1 + torch.arange(math.prod(shape), dtype=torch.float32).view(1, *shape)
+    moved = SHIFT.moved(image, torch.zeros(9, dtype=torch.int64), torch.arange(9))
+    padded = F.pad(image, (1, 1, 1, 1), mode="replicate")[0]
+    height, width = shape[1:]
+    for way in range(9):
+        top, left = way // 3, way % 3
+        assert torch.equal(moved[way], padded[:, top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize(("moves", "ways"), [(CROP_FLIP, 162), (SHIFT, 9)])
+def test_every_way_to_move_is_drawn(moves: _augment.Moves, ways: int) -> None:
+    counts = torch.bincount(moves.draw(ways * 100, torch.Generator().manual_seed(0)), minlength=ways)
+    assert len(counts) == ways
     assert 50 < counts.min() <= counts.max() < 150
 
 
 def test_epoch_and_seed_give_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[int] = []
 
-    def drawn(rows: int, generator: torch.Generator) -> Tensor:
+    def drawn(_: object, rows: int, generator: torch.Generator) -> Tensor:
         keys.append(generator.initial_seed())
-        return _augment.draw(rows, generator)
+        return torch.zeros(rows, dtype=torch.int64)
 
-    monkeypatch.setattr(_fit, "draw", drawn)
+    monkeypatch.setattr(_augment.Moves, "draw", drawn)
     for seed in (0, 1, 0):
         fit(convolutions(), images(20), replace(CONFIG, epochs=2, augment="crop-flip", seed=seed))
     assert keys[:2] == keys[4:]

@@ -20,7 +20,7 @@ from ..nn import prepared
 from ..parallel import ALONE, Team
 from ..threat import describe
 from ._append import Attack, Found, TrainingSet, generator, rehearse, search
-from ._augment import crop_flip, draw
+from ._augment import AUGMENTS
 from ._config import TrainConfig
 from ._folder import Folder, parts
 from ._record import AttackStage, Epoch, Progress, Training, seconds_left
@@ -256,15 +256,19 @@ class _Run:
         _seed(rows.x.device, generator(config.seed, "model", epoch).initial_seed() + self._team.rank)
         batches = order.to(rows.x.device).split(config.batch)
         ways: Iterable[Tensor | None] = repeat(None, len(batches))
-        if config.augment != "none":
-            ways = draw(len(order), generator(config.seed, "augment", epoch)).to(rows.x.device).split(config.batch)
+        moves = AUGMENTS.get(config.augment)
+        if moves is not None:
+            drawn = moves.draw(len(order), generator(config.seed, "augment", epoch))
+            ways = drawn.to(rows.x.device).split(config.batch)
         rates = config.rates_of(epoch, len(batches))
         with self._team.steps():
             for batch, way, rate in zip(batches, ways, torch.tensor(rates, device=rows.x.device), strict=True):
                 self._stepper.rate.copy_(rate)
                 mine = self._team.share(batch)
                 # Before the step, and so outside of its graph, into whose own input the batch is copied in any case.
-                x = rows.points[mine] if way is None else crop_flip(rows.points, mine, self._team.share(way))
+                x = rows.points[mine]
+                if moves is not None and way is not None:
+                    x = moves.moved(rows.points, mine, self._team.share(way))
                 self._stepper.step(x, rows.labels[mine], len(mine) * self._team.size / len(batch))
         totals = self._team.gather(self._stepper.take)
         loss, right = (sum(total) / len(order) for total in zip(*totals, strict=True))
