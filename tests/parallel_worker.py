@@ -1,4 +1,7 @@
-"""What each process of a team does in `test_parallel`: ``parallel_worker.py JOB FOLDER [RANKS]``."""
+"""What each process of a team does in `test_parallel`: ``parallel_worker.py JOB FOLDER [RANKS] [sharded]``.
+
+Or, with the words of a command: ``parallel_worker.py command WORDS``.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,16 @@ from torch import nn
 
 from ell0 import L0Ball, data, evaluate, models, train
 from ell0.attacks import sparse_rs
-from ell0.cli import main
+from ell0.certify import Objective
+from ell0.cli import _attack, main
 from ell0.evaluation import Evaluation
 from ell0.evaluation._state import Found
-from ell0.parallel import ALONE, Team, together
+from ell0.nn import TruncatedLinear
+from ell0.parallel import ALONE, Team, _Ranks, together
 from ell0.recipe import _run
 from ell0.train import Epoch, TrainConfig, Training
+from ell0.train._folder import Folder
+from ell0.train._step import Stepper
 
 BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
@@ -65,6 +72,52 @@ def normed(team: Team = ALONE) -> nn.Sequential:
     return model
 
 
+SHARDED = {
+    "sgd": TrainConfig(epochs=2, batch=29, rates=(0.1,), weight_decay=0.01),
+    "adam": TrainConfig(epochs=4, batch=29, rates=(0.01,), optimizer="adam"),
+    "bf16": TrainConfig(epochs=2, batch=29, rates=(0.1,), precision="bf16"),
+}
+
+
+def narrow() -> nn.Sequential:
+    """What is hard to shard: three rows of weights on four ranks, a view written to, buffers, frozen weights."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        inner = nn.Sequential(TruncatedLinear(64, 3, k=4), nn.ReLU(inplace=True), nn.BatchNorm1d(3))
+        model = nn.Sequential(nn.Flatten(), inner, nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
+    model[2].requires_grad_(False)
+    return model
+
+
+def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, stop: bool = False) -> nn.Sequential:
+    """The narrow network trained on few rows; stopped after two epochs, with a checkpoint, or to the end."""
+    model = narrow()
+    x, y = data.load("digits", "train")
+
+    def progress(stage: Any) -> None:
+        if stop and stage.epoch == 1:
+            raise InterruptedError
+
+    try:
+        with patch.object(Folder, "due", lambda *_: True):
+            train.fit(model, (x[:72], y[:72]), config, out=out, team=team, progress=progress)
+    except InterruptedError:
+        pass
+    return model
+
+
+def proven(team: Team) -> nn.Sequential:
+    """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch."""
+    model, config = network(), TrainConfig(epochs=3, batch=29, rates=(0.1,))
+    x, y = data.load("digits", "train")
+    train.fit(model, (x[:72], y[:72]), config, objective=Objective(2), team=team)
+    return model
+
+
+def numbers(model: nn.Module) -> list[list[float]]:
+    return [tensor.flatten().tolist() for tensor in model.state_dict().values()]
+
+
 def judged(model: nn.Module, state: Path | None, team: Team = ALONE, batch: int = 16) -> Evaluation:
     """On labels of its own, so that all rows stand at first."""
     x, _ = data.load("digits", "test")
@@ -102,9 +155,33 @@ def _all(folder: Path, team: Team) -> None:
         "found": found(evaluation),
         "normed": weights(normed(team)),
         "loss": training.loss,
-        "epoch": [t.flatten().tolist() for t in epoch.state_dict().values()],
+        "epoch": numbers(epoch),
     }
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))
+
+
+def _all_and_sharded(folder: Path, team: Team) -> None:
+    """The same, and what a sharded team of these processes makes of the narrow network, and keeps on a rank."""
+    _all(folder, team)
+    assert isinstance(team, _Ranks)
+    parts = _Ranks(team._fabric, sharded=True)
+    told: dict[str, Any] = {}
+    for name, config in SHARDED.items():
+        told[name] = {"sharded": numbers(narrowly(config, parts)), "whole": numbers(narrowly(config, team))}
+    told["objective"] = {"sharded": numbers(proven(parts)), "whole": numbers(proven(team))}
+    for home, its in (("whole", team), ("sharded", parts), ("sharded-on", parts)):
+        narrowly(SHARDED["adam"], its, folder / home, stop=True)
+    told["resumed"] = numbers(narrowly(SHARDED["adam"], parts, folder / "sharded-on"))
+    stepper = Stepper(narrow(), SHARDED["adam"], parts)
+    x, y = data.load("digits", "train")
+    stepper.step(x[:9], y[:9])
+    held: dict[str, list[Any]] = {
+        "weights": list(stepper._names),
+        "gradients": [part.grad for part in stepper._names],
+        "state": [tensor for tensor in stepper.state().values() if tensor.ndim],
+    }
+    sizes = {kind: sum(tensor.to_local().numel() for tensor in tensors) for kind, tensors in held.items()}
+    (folder / f"sharded{team.rank}.json").write_text(json.dumps({"told": told, "sizes": sizes}))
 
 
 def _killed_in_training(folder: Path, team: Team) -> None:
@@ -129,21 +206,26 @@ def _killed_in_evaluation(folder: Path, team: Team) -> None:
         judged(network(), folder / "state.npz", team)
 
 
-def _raises_on_rank_1(folder: Path) -> int:
-    """The command line, on a recipe whose data only rank 1 cannot read."""
-    words = ["run", str(folder / "tiny.toml"), "--out", str(folder / "run"), "--device", "cpu", "--devices", "2"]
+def _raises_on_rank_1(words: list[str]) -> int:
+    """The command line, with data that only rank 1 cannot read."""
     if os.environ.get("LOCAL_RANK") != "1":
         return main(words)
-    with patch.object(_run, "splits", side_effect=FileNotFoundError("tiny.npz is not on this machine")):
+    error = FileNotFoundError("tiny.npz is not on this machine")
+    with patch.object(_run, "splits", side_effect=error), patch.object(_attack, "load_rows", side_effect=error):
         return main(words)
 
 
-JOBS = {"all": _all, "killed-in-training": _killed_in_training, "killed-in-evaluation": _killed_in_evaluation}
+JOBS = {
+    "all": _all,
+    "all-and-sharded": _all_and_sharded,
+    "killed-in-training": _killed_in_training,
+    "killed-in-evaluation": _killed_in_evaluation,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    job, where = sys.argv[1], Path(sys.argv[2])
-    if job == "raises":
-        raise SystemExit(_raises_on_rank_1(where))
-    with together(int(sys.argv[3]) if len(sys.argv) > 3 else None, device="cpu") as its:
-        JOBS[job](where, its)
+    job, words = sys.argv[1], sys.argv[2:]
+    if job in ("command", "raises"):
+        raise SystemExit(main(words) if job == "command" else _raises_on_rank_1(words))
+    with together(int(words[1]) if len(words) > 1 else None, device="cpu", sharded="sharded" in words) as its:
+        JOBS[job](Path(words[0]), its)

@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,11 +28,14 @@ import parallel_worker as worker
 from ell0 import L0Ball, evaluate, parallel, recipe, train
 from ell0.attacks import sparse_rs
 from ell0.cli import main
+from ell0.cli._model import check_ranks
 from ell0.evaluation import _trust
 from ell0.evaluation._state import State
 from ell0.parallel import ALONE, Team
 from ell0.results import Results
 from ell0.train import _append
+from ell0.train._folder import Folder
+from ell0.train._step import _layers
 
 T = TypeVar("T")
 WORKER = Path(worker.__file__)
@@ -217,6 +222,79 @@ def test_what_ranks_cannot_share_is_refused() -> None:
         train.fit(normed, (x, y), train.TrainConfig(epochs=1, batch=7), team=four)
     with pytest.raises(ValueError, match=r"devices must be an int >= 1, got 0"), parallel.together(0):
         pass
+    with pytest.raises(ValueError, match=r"sharded must be False for one process"), parallel.together(sharded=True):
+        pass
+
+
+def test_what_cannot_be_sharded_is_refused(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Scaled(Signs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    two = Thread(0, 2, [], threading.Barrier(1))
+    two.sharded = True
+    config = train.TrainConfig(epochs=1)
+    with pytest.raises(ValueError, match=r"compile must be False for a training that is sharded, got True"):
+        train.fit(Signs(), points(9), replace(config, compile=True), team=two)
+    with pytest.raises(ValueError, match=r"graph must be False or None"):
+        train.fit(Signs(), points(9), replace(config, graph=True), team=two)
+    with pytest.raises(ValueError, match=r"no scalar among its parameters to be sharded, got scale"):
+        train.fit(Scaled(), points(9), config, team=two)
+    mixed = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2).double())
+    with pytest.raises(ValueError, match=r"one dtype to be sharded, got torch.float32, torch.float64"):
+        train.fit(mixed, points(9), config, team=two)
+    assert main(["run", str(tiny), "--sharded", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err.startswith("ell0: sharded must be False for one process")
+
+
+def test_layers_are_made_whole_one_at_a_time_where_that_is_known() -> None:
+    assert _layers(worker.narrow()) == ["model.1.0", "model.1.2", "model.2", "model.4"]
+    assert _layers(Signs()) == ["model"]
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    assert _layers(tied) == ["model"]
+
+
+@pytest.mark.parametrize("method", ["log", "save", "keep"])
+def test_all_ranks_know_what_rank_0_could_not_write(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it in the next step."""
+
+    def full(folder: Folder, *_: object) -> None:
+        if folder._path is not None:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(Folder, method, full)
+    attack = partial(sparse_rs, ball=BALL, queries=2)
+
+    def said(team: Team) -> str:
+        with pytest.raises(OSError, match="the disk is full") as error:
+            train.fit(Signs(), points(9), train.TrainConfig(epochs=2, refresh=1), attack, out=tmp_path, team=team)
+        return str(error.value)
+
+    assert on_ranks(2, said) == ["the disk is full"] * 2
+
+
+def test_ranks_have_the_same_model_and_rows() -> None:
+    x, y = points(9)
+
+    def said(team: Team, odd: int = -1, rows: int = 9) -> str:
+        model = Signs()
+        with torch.no_grad():
+            model.weight.add_(float(team.rank == odd))
+        try:
+            check_ranks(team, model, x[:rows], y[:rows])
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert on_ranks(3, said) == [""] * 3
+    for words in on_ranks(3, partial(said, odd=2)):
+        assert words.startswith("model and data must be the same on all ranks, got others on rank 2 than on rank 0")
+    few = "data must have at least a row for each of the 3 ranks, got 2"
+    assert on_ranks(3, partial(said, rows=2)) == [few] * 3
 
 
 def test_a_last_batch_without_a_row_for_each_rank_is_left_out() -> None:
@@ -248,8 +326,8 @@ def start(*words: object, torchrun: int = 0) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
 
 
-def told(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+def told(folder: Path, ranks: int, name: str = "rank") -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +341,7 @@ def alone() -> tuple[nn.Sequential, float]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes that we started left."""
     folder = tmp_path_factory.mktemp("two")
-    run = start("all", folder, 2)
+    run = start("all-and-sharded", folder, 2)
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -272,7 +350,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four processes that torchrun started left."""
     folder = tmp_path_factory.mktemp("four")
-    run = start("all", folder, torchrun=4)
+    run = start("all-and-sharded", folder, torchrun=4)
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -295,6 +373,45 @@ def test_processes_train_and_judge_as_one(
         torch.testing.assert_close(torch.tensor(its), mine.flatten(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sharded_training_is_that_of_whole_weights(ranks: int, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
+    found, *others = (one["told"] for one in told(folder, ranks, "sharded"))
+    assert all(other == found for other in others)
+    begun = worker.numbers(worker.narrow())
+    # Adam takes whole steps for gradients that are nothing but rounding, of which there are some.
+    for name, tolerance in {"sgd": 1e-6, "adam": 1e-4, "bf16": 1e-3, "objective": 1e-6}.items():
+        for part, whole in zip(found[name]["sharded"], found[name]["whole"], strict=True):
+            torch.testing.assert_close(torch.tensor(part), torch.tensor(whole), rtol=1e-5, atol=tolerance)
+        assert found[name]["sharded"][0] != begun[0]
+    assert found["resumed"] == found["adam"]["sharded"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_sharded_rank_keeps_its_part(ranks: int, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
+    parts = [one["sizes"] for one in told(folder, ranks, "sharded")]
+    shapes = [parameter.shape for parameter in worker.narrow().parameters() if parameter.requires_grad]
+    for kind, copies in (("weights", 1), ("gradients", 1), ("state", 2)):
+        held = [part[kind] for part in parts]
+        assert sum(held) == copies * sum(shape.numel() for shape in shapes)
+        # A rank has whole rows of a weight, so its part may be larger by one of them.
+        assert max(held) <= copies * sum(-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes)
+
+
+def test_a_sharded_training_goes_on_alone(two: Path, tmp_path: Path) -> None:
+    """As one with whole weights that was stopped at the same epoch does."""
+    stopped = [train.load_checkpoint(two / name) for name in ("sharded", "whole")]
+    assert [one.about["epoch"] for one in stopped] == [2, 2]
+    torch.testing.assert_close(stopped[0].optimizer, stopped[1].optimizer, rtol=1e-4, atol=1e-7)
+    ended = []
+    for name in ("sharded", "whole"):
+        folder = Path(shutil.copytree(two / name, tmp_path / name))
+        ended.append(worker.narrowly(worker.SHARDED["adam"], out=folder).state_dict())
+    torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(ended[0]["4.weight"], stopped[0].tensors["4.weight"])
+
+
 def test_a_rank_killed_in_training(two: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     killed = start("killed-in-training", tmp_path, 2)
@@ -304,6 +421,19 @@ def test_a_rank_killed_in_training(two: Path, tmp_path: Path) -> None:
     again = start("all", tmp_path, 2)
     assert again.returncode == 0, again.stderr
     assert told(tmp_path, 2) == told(two, 2)
+
+
+def test_a_rank_killed_in_sharded_training(alone: tuple[nn.Sequential, float], tmp_path: Path) -> None:
+    """One process, with whole weights, goes on."""
+    begun = time.monotonic()
+    killed = start("killed-in-training", tmp_path, 2, "sharded")
+    assert killed.returncode != 0
+    assert time.monotonic() - begun < 60
+    lines = (tmp_path / "f4" / "log.jsonl").read_text().splitlines()
+    assert 0 < len(lines) < worker.CONFIG.epochs
+    model = worker.trained(tmp_path / "f4")
+    assert (tmp_path / "f4" / "log.jsonl").read_text().splitlines()[:3] == lines[:3]
+    assert abs(worker.accuracy(model) - alone[1]) <= 0.01
 
 
 def test_a_rank_killed_in_evaluation(tmp_path: Path) -> None:
@@ -317,8 +447,41 @@ def test_a_rank_killed_in_evaluation(tmp_path: Path) -> None:
     assert worker.found(resumed) == worker.found(worker.judged(model, None))
 
 
-def test_what_one_rank_raises_is_told_by_rank_0(tiny: Path) -> None:
-    run = start("raises", tiny.parent)
+def figures(results: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in results["rows"]]
+
+
+def rows_of(tiny: Path) -> str:
+    """The rows that the recipe measures, in a file such as commands take."""
+    rows, path = np.load(tiny.parent / "tiny.npz"), tiny.parent / "rows.npz"
+    np.savez(path, x=rows["x_test"], y=rows["y_test"])
+    return str(path)
+
+
+def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one started by ell0, the other by torchrun."""
+    out, common = tiny.parent / "out.json", [str(whole / "f2"), "--data", rows_of(tiny), "--device", "cpu"]
+    words = ["attack", *common, "--beta", "10", "--queries", "20", "--steps", "3", "--rows", "23", "--fail-under", "1"]
+    run = start("command", *words, "--out", out, "--devices", 2)
+    assert run.returncode == 3, run.stderr
+    assert run.stdout.count("clean accuracy") == 1
+    assert run.stderr.split() == ["written", "to", str(out)]
+    assert main([*words, "--json"]) == 3
+    mine, theirs = json.loads(capsys.readouterr().out), json.loads(out.read_text())
+    assert figures(theirs) == figures(mine)
+    assert theirs["command"] == mine["command"]
+    assert theirs["device"] == f"2 ranks, each {mine['device']}"
+    words = ["certify", *common, "--rows", "23", "--batch", "5", "--json"]
+    run = start("command", *words, torchrun=2)
+    assert run.returncode == 0, run.stderr
+    assert main(words) == 0
+    assert figures(json.loads(run.stdout)) == figures(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", ["run", "attack"])
+def test_what_one_rank_raises_is_told_by_rank_0(command: str, tiny: Path, whole: Path) -> None:
+    words = [tiny, "--out", tiny.parent / "run"] if command == "run" else [whole / "f2", "--data", rows_of(tiny)]
+    run = start("raises", command, *words, "--device", "cpu", "--devices", 2)
     assert run.returncode == 1
     assert run.stderr == "ell0: tiny.npz is not on this machine\n"
     assert run.stdout == ""
@@ -330,8 +493,14 @@ def test_one_process_needs_no_fabric(
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     with parallel.together() as team:
         assert team is ALONE
-    assert main(["run", str(tiny), "--out", str(tiny.parent / "run"), "--devices", "2", "--device", "cpu"]) == 1
-    assert "pip install 'ell0[dist]'" in capsys.readouterr().err
+    for words in (
+        ["run", str(tiny), "--out", str(tiny.parent / "run"), "--sharded"],
+        ["attack", "m:m"],
+        ["certify", "m:m"],
+    ):
+        assert main([*words, "--devices", "2", "--device", "cpu"]) == 1
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "pip install 'ell0[dist]'" in said
     assert not (tiny.parent / "run").exists()
 
 

@@ -6,6 +6,7 @@ the processes, or finds those that torchrun or SLURM started; torch's own collec
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import pickle
@@ -36,11 +37,14 @@ class LostError(ConnectionError):
 class Team:
     """The processes of a run, each with a ``rank`` of 0 .. ``size`` - 1; as it stands here, one that is alone.
 
+    sharded: whether a rank keeps only its part of what the steps of a training need beside the model.
+
     What is `gather` or `once` for one rank must be so for all, in the same order.
     """
 
     rank = 0
     size = 1
+    sharded = False
 
     @property
     def first(self) -> bool:
@@ -81,14 +85,30 @@ class Team:
         self.check_rows("rows", len(rows[0]))
         return self.whole(self.gather(lambda: work(*map(self.share, rows)).cpu()))
 
-    def averaged(self, model: nn.Module) -> nn.Module:
-        """The model as one whose backward averages the gradients of all ranks; alone, the model."""
+    def averaged(self, model: nn.Module, layers: Sequence[str] = ()) -> nn.Module:  # noqa: ARG002
+        """The model as one whose backward averages the gradients of all ranks; alone, the model.
+
+        Where the team is `sharded` it is a copy, with the same buffers and the same order of parameters, of which every
+        rank has a part.
+
+        layers: the modules by name that are made whole one at a time, as they are called; the rest is so for all of a
+            step.
+        """
         return model
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Around steps of the `averaged` model; at the end its buffers are those of rank 0 on every rank."""
+        """Around steps of the `averaged` model; at the end the model itself has its weights, and the buffers of rank 0,
+        on every rank."""
         yield
+
+    def joined(self, part: Tensor) -> Tensor:
+        """A parameter of the `averaged` model, or a tensor like it, whole; every rank must ask."""
+        return part
+
+    def parted(self, whole: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
+        """What this rank has of a tensor, which all have whole, if it has that of ``like``."""
+        return whole
 
 
 ALONE = Team()
@@ -97,14 +117,15 @@ ALONE = Team()
 class _Ranks(Team):
     """Several processes, connected by Fabric."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric, sharded: bool) -> None:
+        self._fabric, self.sharded = fabric, sharded
         self.rank, self.size = fabric.global_rank, fabric.world_size
         # Over TCP also where gradients go from GPU to GPU: a closed connection is an error there, not a wait.
         self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
         self._told: Exception | None = None
         self._stepping = False
         self._buffers: list[Tensor] = []
+        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def gather(self, work: Callable[[], T]) -> list[T]:
         return self._exchange(*_tried(work))
@@ -118,18 +139,54 @@ class _Ranks(Team):
             torch.distributed.broadcast_object_list(box, 0, self._group, device=torch.device("cpu"))
         return cast(T, box[0])
 
-    def averaged(self, model: nn.Module) -> nn.Module:
+    def averaged(self, model: nn.Module, layers: Sequence[str] = ()) -> nn.Module:
         self._buffers = list(model.buffers())
-        return self._fabric.setup_module(model, move_to_device=False)
+        if not self.sharded:
+            return self._fabric.setup_module(model, move_to_device=False)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        ranks = init_device_mesh(self._fabric.device.type, (self.size,))
+        parts = copy.deepcopy(model, {id(buffer): buffer for buffer in self._buffers})
+        for parameter in parts.parameters():
+            parameter.data = parameter.data.contiguous()  # FSDP takes no other layout
+        for name in layers:
+            parts.get_submodule(name).register_forward_hook(_no_view)
+            fully_shard(parts.get_submodule(name), mesh=ranks)
+        fully_shard(parts, mesh=ranks)
+        self._parts = list(zip(model.parameters(), parts.parameters(), strict=True))
+        return parts
 
     @contextmanager
     def steps(self) -> Iterator[None]:
         self._stepping = True
         with _connected():
             yield
+            with torch.no_grad():
+                for whole, part in self._parts:
+                    if whole.requires_grad:
+                        whole.copy_(self.joined(part))
             for buffer in self._buffers:
                 torch.distributed.broadcast(buffer, 0)
         self._stepping = False
+
+    def joined(self, part: Tensor) -> Tensor:
+        if not self.sharded:
+            return part
+        from torch.distributed.tensor import DTensor
+
+        with _connected():
+            return part.full_tensor() if isinstance(part, DTensor) else part
+
+    def parted(self, whole: Tensor, like: Tensor) -> Tensor:
+        if not self.sharded:
+            return whole
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(like, DTensor):
+            return whole
+        # Without a source nobody sends anything.
+        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def part(self) -> None:
         """Ends the connection, whose threads a process that just ends may trip over.
@@ -175,7 +232,9 @@ class _Ranks(Team):
 
 
 @contextmanager
-def together(devices: int | None = None, nodes: int = 1, device: str | None = None) -> Iterator[Team]:
+def together(
+    devices: int | None = None, nodes: int = 1, device: str | None = None, *, sharded: bool = False
+) -> Iterator[Team]:
     """The team of a run, inside of which it is done.
 
         with parallel.together(devices=2) as team:
@@ -187,8 +246,11 @@ def together(devices: int | None = None, nodes: int = 1, device: str | None = No
     Args:
         devices: processes on each node, with a GPU each where there are GPUs. None: one, or those of torchrun.
         nodes: machines.  device: ``"cpu"`` or ``"cuda"``; None: GPUs where there are some.
+        sharded: in the steps of a training weights, gradients and the state of the optimizer are shared out (FSDP), for
+            networks that leave a GPU no room for all three. The model itself, which attacks and evaluations ask, stays
+            whole on every rank.
     """
-    team = _launched(devices, nodes, device)
+    team = _launched(devices, nodes, device, sharded)
     if not isinstance(team, _Ranks):
         yield team
         return
@@ -204,7 +266,7 @@ def together(devices: int | None = None, nodes: int = 1, device: str | None = No
         team.part()
 
 
-def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
+def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool) -> Team:
     elastic = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
     if devices is None and elastic:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -213,6 +275,8 @@ def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
     check_count("devices", devices)
     check_count("nodes", nodes)
     if devices * nodes == 1:
+        if sharded:
+            raise ValueError("sharded must be False for one process, which has nobody to share with, got True")
         return ALONE
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda" for several processes, got {device!r}')
@@ -228,7 +292,13 @@ def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of every process that starts
     fabric = Fabric(accelerator="cuda" if gpus else "cpu", devices=devices, num_nodes=nodes, strategy="ddp")
     fabric.launch()
-    return _Ranks(fabric)
+    return _Ranks(fabric, sharded)
+
+
+def _no_view(_layer: nn.Module, _given: object, output: Any) -> Any:
+    """What a layer gives, in memory of its own: FSDP waits on it for the backward, and waits in vain on a view that the
+    next layer writes to."""
+    return output.clone() if isinstance(output, Tensor) and output._is_view() else output
 
 
 def _tried(work: Callable[[], object]) -> tuple[Exception | None, Any]:

@@ -33,9 +33,13 @@ class Results:
     rows: list[Row] = field(default_factory=list)
 
     @classmethod
-    def here(cls, name: str, command: str, *, seeds: list[int], device: torch.device | str) -> Results:
-        """An empty record that names the device the work is done on, the versions and the commit."""
+    def here(cls, name: str, command: str, *, seeds: list[int], device: torch.device | str, ranks: int = 1) -> Results:
+        """An empty record that names the device the work is done on, the versions and the commit.
+
+        ranks: processes that share the work, each on such a device.
+        """
         named = _device(torch.device(device))
+        named = named if ranks == 1 else f"{ranks} ranks, each {named}"
         return cls(name, command, commit=_commit(), device=named, versions=_versions(), seeds=seeds)
 
     def add(self, value: float, **what: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from .. import data as sets
 from .. import recipe
 from ..evaluation import evaluate
+from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball
-from ._common import AttackLine, Json, Quiet, check_out, command_words, hand_over
-from ._model import load_model, load_rows
+from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
+from ._model import check_ranks, load_model, load_rows
 
 _TOO_FEW = 3  # the exit code
 
@@ -41,6 +43,8 @@ def attack(
     fail_under: float | None = None,
     device: str | None = None,
     root: Path | None = None,
+    devices: Devices = None,
+    nodes: Nodes = 1,
     out: Path | None = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -50,6 +54,7 @@ def attack(
     Examples: ell0 attack runs/digits/f4 --budget 3 --beta 100
               ell0 attack my_package.models:build --data mine.npz --rows 500 --out attacked.json
               ell0 attack runs/digits/f4 --attack sparse_rs --attack adaptive --fail-under 0.6
+              ell0 attack runs/digits/f4 --devices 8
 
     Parameters
     ----------
@@ -87,41 +92,46 @@ def attack(
     out
         Write the results file here.
     """
-    if fail_under is not None and not 0 <= fail_under <= 1:
-        raise ValueError(f"fail_under must lie in [0, 1], got {fail_under}")
-    if not 0 < beta < float("inf"):
-        raise ValueError(f"beta must be a number > 0, got {beta}")
-    if out is not None:
-        check_out(out)
-    cascade = recipe.cascade(attacks, queries=queries, steps=steps)
-    place = recipe.device_of(device)
-    network, card = load_model(model)
-    scale: recipe.Scale = card.get("scale", "symmetric")
-    ball = L0Ball(budget, unit, *recipe.box(scale, beta))
-    x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
-    if isinstance(network, nn.Module):
-        network = network.to(place).eval()
-    _check_answers(network, x)
-    named = Path(model).name if card else model
-    results = Results.here("attack", f"ell0 attack {named}", seeds=[seed], device=place)
-    results.command += "".join(f" --attack {name}" for name in attacks or ())
-    source = data if data is None or data in sets.NAMES else Path(data)
-    what = {
-        "budget": budget,
-        "beta": beta,
-        "unit": unit,
-        "queries": queries,
-        "steps": steps,
-        "rows": rows,
-        "seed": seed,
-    }
-    results.command = command_words(results.command, attack, {"data": source, **what})
-    with redirect_stderr(AttackLine(sys.stderr, None)) if quiet else nullcontext():
-        evaluation = evaluate(network, x, y, ball, cascade, batch=batch, seed=seed, progress=not quiet)
-    results.seconds = round(sum(evaluation.seconds), 1)
-    results.rows = evaluation.rows(classifier=card.get("classifier", named), beta=beta)
-    hand_over(results, out, as_json, Console(stderr=True, quiet=quiet), lambda _: print(evaluation))
-    return _TOO_FEW if fail_under is not None and evaluation.robust_accuracy < fail_under else 0
+    with together(devices, nodes, device) as team:
+        if fail_under is not None and not 0 <= fail_under <= 1:
+            raise ValueError(f"fail_under must lie in [0, 1], got {fail_under}")
+        if not 0 < beta < float("inf"):
+            raise ValueError(f"beta must be a number > 0, got {beta}")
+        if out is not None:
+            team.once(partial(check_out, out))
+        cascade = recipe.cascade(attacks, queries=queries, steps=steps)
+        place = recipe.device_of(device)
+        network, card = load_model(model)
+        scale: recipe.Scale = card.get("scale", "symmetric")
+        ball = L0Ball(budget, unit, *recipe.box(scale, beta))
+        x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
+        if isinstance(network, nn.Module):
+            network = network.to(place).eval()
+        _check_answers(network, x)
+        check_ranks(team, network, x, y)
+        named = Path(model).name if card else model
+        results = Results.here("attack", f"ell0 attack {named}", seeds=[seed], device=place, ranks=team.size)
+        results.command += "".join(f" --attack {name}" for name in attacks or ())
+        source = data if data is None or data in sets.NAMES else Path(data)
+        what = {
+            "budget": budget,
+            "beta": beta,
+            "unit": unit,
+            "queries": queries,
+            "steps": steps,
+            "rows": rows,
+            "seed": seed,
+        }
+        results.command = command_words(results.command, attack, {"data": source, **what})
+        silent = quiet or not team.first
+        with redirect_stderr(AttackLine(sys.stderr, None)) if silent else nullcontext():
+            evaluation = evaluate(network, x, y, ball, cascade, batch=batch, seed=seed, progress=not quiet, team=team)
+        if not team.first:
+            return 0
+        results.seconds = round(sum(evaluation.seconds), 1)
+        results.rows = evaluation.rows(classifier=card.get("classifier", named), beta=beta)
+        hand_over(results, out, as_json, Console(stderr=True, quiet=quiet), lambda _: print(evaluation))
+        return _TOO_FEW if fail_under is not None and evaluation.robust_accuracy < fail_under else 0
 
 
 def _check_answers(model: Callable[[Tensor], Tensor], x: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,10 +16,11 @@ from torch import nn
 from .. import certify as certificates
 from .. import data as sets
 from .. import recipe
+from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball
-from ._common import Json, Quiet, check_out, command_words, hand_over
-from ._model import load_model, load_rows
+from ._common import Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
+from ._model import check_ranks, load_model, load_rows
 
 BUDGETS = (1, 2, 4, 8)
 
@@ -36,6 +38,8 @@ def certify(
     batch: int = 256,
     device: str | None = None,
     root: Path | None = None,
+    devices: Devices = None,
+    nodes: Nodes = 1,
     out: Path | None = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -45,6 +49,7 @@ def certify(
     Examples: ell0 certify runs/digits/f8certified
               ell0 certify runs/digits/f8certified --budget 1 --budget 2 --out certified.json
               ell0 certify my_package.models:build --data mine.npz --beta 1 --budget 5
+              ell0 certify runs/digits/f8certified --devices 8
 
     Parameters
     ----------
@@ -74,49 +79,54 @@ def certify(
     out
         Write the results file here.
     """
-    if beta is not None and not 0 < beta < math.inf:
-        raise ValueError(f"beta must be a number > 0, got {beta}")
-    if out is not None:
-        check_out(out)
-    asked = tuple(sorted(set(budgets or BUDGETS)))
-    if asked[0] < 0:
-        raise ValueError(f"budget must be an int >= 0, got {asked[0]}")
-    place = recipe.device_of(device)
-    network, card = load_model(model)
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
-    scale: recipe.Scale = card.get("scale", "symmetric")
-    x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
-    network = network.to(place).eval()
-    low, high = (-math.inf, math.inf) if beta is None else recipe.box(scale, beta)
-    ball = L0Ball(0, unit, low, high)
-    most = certificates.limit(network, x, ball)
-    if budgets:
-        # Raises where nothing can be proven for a budget: that is said, and no number given.
-        certificates.radius(network, x[:1], y[:1], ball, max_budget=asked[-1], method="ibp")
-    else:
-        asked = tuple(budget for budget in asked if budget <= most)
-    named = Path(model).name if card else model
-    results = Results.here("certify", f"ell0 certify {named}", seeds=[], device=place)
-    results.command += "".join(f" --budget {budget}" for budget in budgets or ())
-    source = data if data is None or data in sets.NAMES else Path(data)
-    given = {"data": source, "beta": beta, "unit": unit, "method": method, "rows": rows}
-    results.command = command_words(results.command, certify, given)
-    console = Console(stderr=True, quiet=quiet)
-    start = time.perf_counter()
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("rows certified", total=len(x))
-        # To the most that can be proven, not to what is asked for: the median is over all radii.
-        radii = certificates.radius(
-            network, x, y, ball, max_budget=most, method=method, batch=batch,
-            progress=lambda done, _: bar.update(task, completed=done),
-        )  # fmt: skip
-    results.seconds = round(time.perf_counter() - start, 1)
-    box = {} if beta is None else {"beta": beta}
-    what = {"classifier": card.get("classifier", named), "unit": unit, "method": method, **box}
-    results.rows = certificates.rows(radii.cpu(), (0, *(m for m in asked if m)), **what)
-    hand_over(results, out, as_json, console, _show)
-    return 0
+    with together(devices, nodes, device) as team:
+        if beta is not None and not 0 < beta < math.inf:
+            raise ValueError(f"beta must be a number > 0, got {beta}")
+        if out is not None:
+            team.once(partial(check_out, out))
+        asked = tuple(sorted(set(budgets or BUDGETS)))
+        if asked[0] < 0:
+            raise ValueError(f"budget must be an int >= 0, got {asked[0]}")
+        place = recipe.device_of(device)
+        network, card = load_model(model)
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
+        scale: recipe.Scale = card.get("scale", "symmetric")
+        x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
+        network = network.to(place).eval()
+        check_ranks(team, network, x, y)
+        low, high = (-math.inf, math.inf) if beta is None else recipe.box(scale, beta)
+        ball = L0Ball(0, unit, low, high)
+        most = certificates.limit(network, x, ball)
+        if budgets:
+            # Raises where nothing can be proven for a budget: that is said, and no number given.
+            certificates.radius(network, x[:1], y[:1], ball, max_budget=asked[-1], method="ibp")
+        else:
+            asked = tuple(budget for budget in asked if budget <= most)
+        named = Path(model).name if card else model
+        results = Results.here("certify", f"ell0 certify {named}", seeds=[], device=place, ranks=team.size)
+        results.command += "".join(f" --budget {budget}" for budget in budgets or ())
+        source = data if data is None or data in sets.NAMES else Path(data)
+        given = {"data": source, "beta": beta, "unit": unit, "method": method, "rows": rows}
+        results.command = command_words(results.command, certify, given)
+        console = Console(stderr=True, quiet=quiet or not team.first)
+        start = time.perf_counter()
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("rows certified", total=len(team.share(x)))
+            # To the most that can be proven, not to what is asked for: the median is over all radii.
+            radius = partial(
+                certificates.radius, network, ball=ball, max_budget=most, method=method, batch=batch,
+                progress=lambda done, _: bar.update(task, completed=done),
+            )  # fmt: skip
+            radii = team.by_row(radius, x, y)
+        if not team.first:
+            return 0
+        results.seconds = round(time.perf_counter() - start, 1)
+        box = {} if beta is None else {"beta": beta}
+        what = {"classifier": card.get("classifier", named), "unit": unit, "method": method, **box}
+        results.rows = certificates.rows(radii, (0, *(m for m in asked if m)), **what)
+        hand_over(results, out, as_json, console, _show)
+        return 0
 
 
 def _show(results: Results) -> None:

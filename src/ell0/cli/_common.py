@@ -19,6 +19,19 @@ from ..results import Results
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
 Device = Literal["cpu", "cuda"]
+Devices = Annotated[
+    int | None,
+    Parameter(
+        help="Processes on each machine that share the work, each with a GPU where there are some; more than one needs "
+        "ell0[dist]. Under torchrun as many as it started."
+    ),
+]
+Nodes = Annotated[
+    int,
+    Parameter(
+        help="Machines, on each of which this command is given, by SLURM or with $NODE_RANK and $MASTER_ADDR set."
+    ),
+]
 Quiet = Annotated[bool, Parameter(name="--quiet", negative="", help="No progress on standard error.")]
 
 

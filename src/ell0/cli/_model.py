@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
+from ..parallel import Team
 from ..train import load_checkpoint
 
 
@@ -68,3 +71,22 @@ def load_rows(words: str | None, root: Path | None, scale: recipe.Scale, rows: i
     if rows is not None and not 1 <= rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
     return x[:rows], y[:rows]
+
+
+def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
+    """Raises where there are fewer rows than ranks, or where a rank, which loads its own, has other weights or rows."""
+    team.check_rows("data", len(x))
+    if team.size == 1:
+        return
+    state = model.state_dict().values() if isinstance(model, nn.Module) else ()
+    digest = hashlib.sha256()
+    for tensor in (x, y, *state):
+        if isinstance(tensor, Tensor):
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    first, *others = team.gather(digest.hexdigest)
+    odd = [rank for rank, other in enumerate(others, 1) if other != first]
+    if odd:
+        raise ValueError(
+            f"model and data must be the same on all ranks, got others on rank {odd[0]} than on rank 0: "
+            "are the files the same there, and does a model that draws its weights have a seed?"
+        )

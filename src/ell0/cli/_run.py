@@ -21,7 +21,7 @@ from ..parallel import together
 from ..recipe import Stage, Swept
 from ..results import Results, Row
 from ..train import Epoch
-from ._common import AttackLine, Json, Quiet
+from ._common import AttackLine, Devices, Json, Nodes, Quiet
 
 _COLUMNS = 6  # budgets that a terminal has room for
 
@@ -33,8 +33,9 @@ def run(
     out: Path | None = None,
     device: str | None = None,
     root: Path | None = None,
-    devices: int | None = None,
-    nodes: int = 1,
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    sharded: Annotated[bool, Parameter(negative="")] = False,
     fresh: Annotated[bool, Parameter(negative="")] = False,
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
     as_json: Json = False,
@@ -61,11 +62,9 @@ def run(
         cpu or cuda; without it a GPU where there is one.
     root
         Where the data lies: this folder, else $ELL0_DATA, else the user cache.
-    devices
-        Processes on each machine that share a run, each with a GPU where there are some; more than one needs
-        ell0[dist]. Under torchrun as many as it started.
-    nodes
-        Machines, on each of which this command is given, by SLURM or with $NODE_RANK and $MASTER_ADDR set.
+    sharded
+        In the steps of a training each process keeps only its part of weights, gradients and the optimizer's state
+        (FSDP): for networks that leave a GPU no room for all of it.
     fresh
         Stop where the run folder holds a run already.
     list_
@@ -74,7 +73,7 @@ def run(
     if list_:
         _list(as_json)
         return
-    with together(devices, nodes, device) as team:
+    with together(devices, nodes, device, sharded=sharded) as team:
         console = Console(file=sys.stderr, quiet=quiet or not team.first)
         members = recipes.sweep(recipe)
         home = Path("runs") / Path(recipe).stem if out is None else out
@@ -89,7 +88,7 @@ def run(
             options = {"--out": out, "--device": device, "--root": root, "--devices": devices}
             options |= {"--nodes": nodes} if nodes > 1 else {}
             words = [str(word) for option in options.items() if option[1] is not None for word in option]
-            command = shlex.join(["ell0", "run", recipe, *words])
+            command = shlex.join(["ell0", "run", recipe, *words, *(["--sharded"] if sharded else [])])
             raise KeyboardInterrupt(f"interrupted: go on with `{command}`") from None
         if team.first and members:
             _tell_sweep(swept, home, as_json)

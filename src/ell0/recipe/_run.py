@@ -196,10 +196,9 @@ class _Run:
         seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone().values())})
         name = self._recipe.name
         shipped = name in names() and load(name).text == self._recipe.text
-        here = Results.here(name, f"ell0 run {name}{'' if shipped else '.toml'}", seeds=seeds, device=self._place)
+        command = f"ell0 run {name}{'' if shipped else '.toml'}"
+        here = Results.here(name, command, seeds=seeds, device=self._place, ranks=self._team.size)
         here.recipe = name
-        if self._team.size > 1:
-            here.device = f"{self._team.size} ranks, each {here.device}"
         path = self._folder / "results.json"
         if path.exists():
             before = Results.load(path)

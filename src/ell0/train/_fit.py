@@ -71,7 +71,8 @@ def fit(
         team: ranks that share the work (`ell0.parallel`): each calls this with all rows and its own copy of the model,
             and all end with the same weights. The rows of a batch and those that are attacked are shared out, gradients
             averaged, so that a batch means the same whatever the ranks; batch norm takes the statistics of a share.
-            Rank 0 alone writes.
+            Rank 0 alone writes. A sharded team keeps gradients, the state of the optimizer and a second copy of the
+            weights in parts; the model has its weights again after each epoch.
 
     Raises:
         ValueError: an argument is wrong, ``out`` holds another training, or the loss is no number any more.
@@ -162,14 +163,28 @@ class _Run:
                 self._stepper.load(state)
             record = self._epoch(epoch, self._refresh(epoch))
             self._log.append(record)
-            self._folder.log(record)
-            seconds, done = time.perf_counter() - self._start, epoch + 1 == config.epochs
-            # An attack is made on weights that a run which goes on must find.
-            now = done or (self._attack is not None and config.attacks_before(epoch + 1))
-            optimizer = {} if done else self._stepper.state()
-            self._folder.save(self._model, optimizer, config, self._log, seconds, now=now)
+            seconds = time.perf_counter() - self._start
+            self._save(seconds)
             self._progress(record)
         return Training(tuple(self._log), seconds)
+
+    def _save(self, seconds: float) -> None:
+        """Keeps an epoch that is done, and all that is needed to go on from it, if it is time for that.
+
+        What rank 0 cannot write all must know: they would wait for it in their next step.
+        """
+        done = len(self._log) == self._config.epochs
+        # An attack is made on weights that a run which goes on must find.
+        now = done or (self._attack is not None and self._config.attacks_before(len(self._log)))
+        due = self._team.once(partial(self._begin_save, now))
+        if due:
+            optimizer = {} if done else self._stepper.whole_state()
+            save = partial(self._folder.save, self._model, optimizer, self._config, self._log, seconds)
+            self._team.once(save)
+
+    def _begin_save(self, now: bool) -> bool:
+        self._folder.log(self._log[-1])
+        return self._folder.due(now)
 
     def _check_fit(self) -> None:
         """Whether model, rows and attack go together, before an epoch is spent."""
@@ -231,7 +246,7 @@ class _Run:
             self._attack, self._model, x, y, found, seed=config.seed, batch=config.attack_batch, team=self._team
         )
         for found in steps:
-            self._folder.keep(found)
+            self._team.once(partial(self._folder.keep, found))
             self._progress(self._stage(found))
         self._model.train()
         self._set.append(found)
@@ -382,6 +397,20 @@ def _check_team(
         raise ValueError(f"batch must be at least {least} for this model on {team.size} ranks, got {config.batch}")
     if team.size > 1 and config.graph:
         raise ValueError(f"graph must be False or None on {team.size} ranks, got True")
+    if team.sharded:
+        _check_sharded(model, config)
+
+
+def _check_sharded(model: nn.Module, config: TrainConfig) -> None:
+    """Raises where a training cannot be sharded."""
+    if config.compile:
+        raise ValueError("compile must be False for a training that is sharded, got True")
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.ndim]
+    if scalars:
+        raise ValueError(f"model must have no scalar among its parameters to be sharded, got {scalars[0]}")
+    dtypes = {str(parameter.dtype) for parameter in model.parameters()}
+    if len(dtypes) > 1:
+        raise ValueError(f"model must have parameters of one dtype to be sharded, got {', '.join(sorted(dtypes))}")
 
 
 def _check_rows(name: str, rows: tuple[Tensor, Tensor]) -> None:

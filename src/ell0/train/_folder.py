@@ -72,17 +72,20 @@ class Folder:
             for rest in self._path.glob(f".{name}.*"):
                 rest.unlink()
 
+    def due(self, now: bool) -> bool:
+        """Whether a checkpoint is to be written: now, or if the last one was written long enough ago."""
+        return self._path is not None and (now or time.perf_counter() >= self._due)
+
     def save(
-        self, model: nn.Module, optimizer: dict[str, Tensor], config: TrainConfig, log: list[Epoch], seconds: float,
-        *, now: bool,
-    ) -> None:  # fmt: skip
-        """Writes a checkpoint: now, or if the last one was written long enough ago.
+        self, model: nn.Module, optimizer: dict[str, Tensor], config: TrainConfig, log: list[Epoch], seconds: float
+    ) -> None:
+        """Writes a checkpoint.
 
         optimizer: of a training that goes on.  log: the epochs that are done.  seconds: they took, with all around.
         """
-        start = time.perf_counter()
-        if self._path is None or (not now and start < self._due):
+        if self._path is None:
             return
+        start = time.perf_counter()
         about = _checkpoint.about(model) | {
             "config": asdict(config),
             "epoch": len(log),

@@ -55,13 +55,14 @@ class Stepper:
     mode = "eager"
 
     def __init__(self, model: nn.Module, config: TrainConfig, team: Team = ALONE, stage: Stage | None = None) -> None:
-        self.model, self.stage, self._config = model, stage, config
-        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.model, self.stage, self._config, self._team = model, stage, config, team
+        self._plain = team.averaged(Lesson(model, config, stage), _layers(model) if stage is None else ())
+        named = zip(model.named_parameters(), self._plain.parameters(), strict=False)
+        self._names = {part: name for (name, whole), part in named if whole.requires_grad}
         self._device = next(iter(self._names)).device
         self.rate = torch.tensor(config.rates[0], dtype=torch.float32, device=self._device)
         self.totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._optimizer = self._build()
-        self._plain = team.averaged(Lesson(model, config, stage))
         self._forward: Callable[..., tuple[Tensor, Tensor]] = (
             torch.compile(self._plain) if config.compile else self._plain
         )
@@ -83,49 +84,66 @@ class Stepper:
         return loss, right
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of the optimizer, by their kind and the name of the parameter."""
+        """The tensors of the optimizer, by their kind and the name of the parameter; this rank's part of them."""
         return {
             f"{kind}/{name}": tensor
             for parameter, name in self._names.items()
             for kind, tensor in self._optimizer.state[parameter].items()
         }
 
+    def whole_state(self) -> dict[str, Tensor]:
+        """The same, whole, for rank 0; where it is sharded the others must ask too, and get nothing."""
+        if not self._team.sharded:
+            return self.state()
+        whole = {}
+        for name, part in self.state().items():
+            tensor = self._team.joined(part)
+            if self._team.first:
+                whole[name] = tensor.cpu()  # there is no room for all of them on the device
+        return whole
+
     def load(self, state: dict[str, Tensor]) -> None:
-        """Takes over what `state` gave."""
+        """Takes over what `state` or, on another number of ranks, `whole_state` gave."""
         own = self.state()
         if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
             raise ValueError("the checkpoint must hold the optimizer's state for this model, and it does not")
         for name, tensor in own.items():
-            tensor.copy_(state[name])
+            tensor.copy_(self._team.parted(state[name], tensor))
 
     def _learn(self, lesson: Callable[..., tuple[Tensor, Tensor]], x: Tensor, y: Tensor, weight: float) -> Tensor:
         self._optimizer.zero_grad()
         scores, loss = lesson(x, y)
         loss.backward(torch.full_like(loss, weight))
+        if self._team.sharded:
+            self._optimizer.param_groups[0]["lr"] = float(self.rate)
         self._optimizer.step()
         loss = loss.detach()
         self.totals += torch.stack((loss * len(y), (scores.detach().argmax(1) == y).sum()))
         return loss
 
     def _build(self) -> torch.optim.Optimizer:
-        """The fused kernels are the only ones that read the rate from the device, as a graph must."""
-        config, parameters = self._config, list(self._names)
+        """The fused kernels are the only ones that read the rate from the device, as a graph must.
+
+        Of sharded parameters SGD's knows nothing, and Adam's makes all of them whole in its first step.
+        """
+        config, parameters, sharded = self._config, list(self._names), self._team.sharded
+        rate, kernels = (config.rates[0], {"foreach": True}) if sharded else (self.rate, {"fused": True})
         if config.optimizer == "sgd":
             optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                parameters, self.rate, config.momentum, weight_decay=config.weight_decay, fused=True
+                parameters, rate, config.momentum, weight_decay=config.weight_decay, **kernels
             )
             kinds = ["momentum_buffer"] if config.momentum else []
         else:
             optimizer = torch.optim.Adam(
-                parameters, self.rate, (config.momentum, _SECOND_BETA), weight_decay=config.weight_decay,
-                fused=True, capturable=self._device.type == "cuda",
+                parameters, rate, (config.momentum, _SECOND_BETA), weight_decay=config.weight_decay,
+                capturable=self._device.type == "cuda" and not sharded, **kernels,
             )  # fmt: skip
             kinds = ["exp_avg", "exp_avg_sq"]
         # Made here and not in the first step, so that a checkpoint and a graph have something to write to.
         for parameter in parameters:
             optimizer.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
             if config.optimizer == "adam":
-                optimizer.state[parameter]["step"] = torch.zeros((), device=self._device)
+                optimizer.state[parameter]["step"] = torch.zeros((), device="cpu" if sharded else self._device)
         return optimizer
 
 
@@ -166,6 +184,23 @@ class GraphStepper(Stepper):
         self._y.copy_(y)
         self._graph.replay()
         return self._loss
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """The names in a `Lesson` of the parts of a model that are called one after the other, each by its own forward.
+
+    One, if that is not known, or if two of them have a parameter in common.
+    """
+
+    def parts(module: nn.Module, name: str) -> Iterator[str]:
+        if type(module).forward is not nn.Sequential.forward:
+            yield from [name] if any(True for _ in module.parameters()) else []
+            return
+        for its, part in module.named_children():
+            yield from parts(part, f"{name}.{its}")
+
+    tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+    return ["model"] if tied else list(parts(model, "model"))
 
 
 @contextmanager
