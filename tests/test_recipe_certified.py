@@ -182,6 +182,26 @@ def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys
     assert [row["budget"] for row in shares] == [0, 1, 2]
 
 
+def test_the_command_has_certificates_challenged(
+    proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--quiet"]
+    words += ["--challenge", "--queries", "30", "--steps", "10"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command"] == "ell0 certify f3certified --data mine.npz --challenge --queries 30 --steps 10"
+    row = found["rows"][-1]
+    certified = next(one for one in found["rows"] if one.get("budget") == 1)
+    assert (row["what"], row["value"]) == ("certificates_broken", 0)
+    assert row["n"] == round(certified["value"] * certified["n"]) > 0
+    # A bound that claims too much falls, and that is said.
+    monkeypatch.setattr(certify, "radius", lambda *given, **_: torch.full_like(given[2], 3))
+    assert main(words) == 4
+    assert "of 24 certified rows broken within their radius by sparse_rs, pointwise" in capsys.readouterr().out
+
+
 def test_the_median_is_over_all_radii_whatever_budgets_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from contextlib import nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,13 +18,15 @@ from torch import nn
 from .. import certify as certificates
 from .. import data as sets
 from .. import recipe
+from ..attacks import ATTACKS
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball
-from ._common import Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
+from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
 BUDGETS = (1, 2, 4, 8)
+_BROKEN = 4  # the exit code
 
 
 def certify(
@@ -36,6 +40,9 @@ def certify(
     method: certificates.Method = "best",
     rows: int | None = None,
     batch: int = 256,
+    challenge: Annotated[bool, Parameter(negative="")] = False,
+    queries: int = 1000,
+    steps: int = 100,
     device: str | None = None,
     root: Path | None = None,
     devices: Devices = None,
@@ -49,6 +56,7 @@ def certify(
     Examples: ell0 certify runs/digits/f8certified
               ell0 certify runs/digits/f8certified --budget 1 --budget 2 --out certified.json
               ell0 certify my_package.models:build --data mine.npz --beta 1 --budget 5
+              ell0 certify runs/digits/f8certified --challenge --queries 5000
               ell0 certify runs/digits/f8certified --devices 8
 
     Parameters
@@ -72,6 +80,13 @@ def certify(
         The first so many of the data; without it all.
     batch
         Rows that are certified together.
+    challenge
+        Have every attack try each row with as many changes as were proven harmless; the exit code is 4 where one
+        succeeds, which would be a fault of ell0.
+    queries
+        Of such attacks as search, for each row.
+    steps
+        Of such attacks as go by gradients, for each row.
     device
         cpu or cuda; without it a GPU where there is one.
     root
@@ -107,7 +122,8 @@ def certify(
         results = Results.here("certify", f"ell0 certify {named}", seeds=[], device=place, ranks=team.size)
         results.command += "".join(f" --budget {budget}" for budget in budgets or ())
         source = data if data is None or data in sets.NAMES else Path(data)
-        given = {"data": source, "beta": beta, "unit": unit, "method": method, "rows": rows}
+        given = {"data": source, "beta": beta, "unit": unit, "method": method, "rows": rows, "challenge": challenge}
+        given |= {"queries": queries, "steps": steps} if challenge else {}
         results.command = command_words(results.command, certify, given)
         console = Console(stderr=True, quiet=quiet or not team.first)
         start = time.perf_counter()
@@ -119,21 +135,36 @@ def certify(
                 progress=lambda done, _: bar.update(task, completed=done),
             )  # fmt: skip
             radii = team.by_row(radius, x, y)
+        tried: list[certificates.Challenge] = []
+        if challenge:
+            console.print("attacking every row within what was proven")
+            attacks = recipe.cascade(tuple(ATTACKS), queries=queries, steps=steps)
+            with redirect_stderr(AttackLine(sys.stderr, None)) if quiet else nullcontext():
+                mine = team.share(x), team.share(y), team.share(radii)
+                tried = team.gather(lambda: certificates.challenge(network, *mine, ball, attacks, batch=batch))
         if not team.first:
             return 0
         results.seconds = round(time.perf_counter() - start, 1)
         box = {} if beta is None else {"beta": beta}
         what = {"classifier": card.get("classifier", named), "unit": unit, "method": method, **box}
         results.rows = certificates.rows(radii, (0, *(m for m in asked if m)), **what)
+        fell = sum(len(one.fell) for one in tried)
+        if tried:
+            spent = {"queries": queries, "steps": steps, "attacks": ", ".join(tried[0].attacks)}
+            rows_tried = sum(one.tried for one in tried)
+            results.add(fell, what="certificates_broken", **what, **spent, n=rows_tried)
         hand_over(results, out, as_json, console, _show)
-        return 0
+        return _BROKEN if fell else 0
 
 
 def _show(results: Results) -> None:
-    *shares, median = results.rows
+    *shares, median = (row for row in results.rows if row["what"] != "certificates_broken")
     values = "of any value" if "beta" not in median else f"of values within ±{median['beta']:g}"
     for row in shares:
         figure = f"{100 * row['value']:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
         changed = f"{row['budget']} changed {row['unit']}s {values}" if row["budget"] else "clean"
         print(f"{figure}  {changed}")
     print(f"median certified radius {median['value']:g}, over {median['n']:,} rows, a misclassified one counted as -1")
+    for row in results.rows:
+        if row["what"] == "certificates_broken":
+            print(f"{row['value']:,} of {row['n']:,} certified rows broken within their radius by {row['attacks']}")
