@@ -227,8 +227,8 @@ def baselines() -> str:
             *lines,
             "",
             f"What no attack breaks of {row['n']:,} test images, values within 1 as in the images, or within 100. A"
-            " clamp turns any value into one within 1; neither truncation nor adversarial training does as much alone, and"
-            " both together do more.",
+            " clamp turns any value into one within 1; neither truncation nor adversarial training does as much alone,"
+            " and both together do more.",
             f"Measured on {own.device}, by `{own.command}` and `{table1.command}`.",
         ]
     )
