@@ -73,7 +73,7 @@ def normed(team: Team = ALONE) -> nn.Sequential:
 
 
 SHARDED = {
-    "sgd": TrainConfig(epochs=2, batch=29, rates=(0.1,), weight_decay=0.01),
+    "sgd": TrainConfig(epochs=2, batch=29, rates=(0.1, 0.01), weight_decay=0.01),
     "adam": TrainConfig(epochs=4, batch=29, rates=(0.01,), optimizer="adam"),
     "bf16": TrainConfig(epochs=2, batch=29, rates=(0.1,), precision="bf16"),
 }

@@ -552,7 +552,10 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
     rising = certify.Objective(5, ramp=0.5, mix_start=0.5)
     assert [rising.at(epoch, 8).mix for epoch in range(5)] == pytest.approx([0.5, 0.7, 0.8, 1.0, 1.0])
-    assert certify.Objective(5, mix=0.25, mix_start=0.75).at(7, 8).mix == 0.25
+    assert certify.Objective(5, mix=0.9, mix_start=0.2).at(7, 8).mix == 0.9
+    # The words by which a training knows its objective: those of one begun before there was a mix_start.
+    assert repr(certify.Objective(5)) == "Objective(budget=5, mix=1.0, ramp=0.4)"
+    assert repr(rising) == "Objective(budget=5, mix=1.0, ramp=0.5, mix_start=0.5)"
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ell0 import ATTACKS, L0Ball, certify
+from ell0.attacks import AttackResult
+from ell0.evaluation import Entry
 from ell0.nn import TruncatedLinear
 
 CHEAP = {"sparse_rs": partial(ATTACKS["sparse_rs"], queries=100)}
@@ -48,9 +50,32 @@ def test_certificates_stand_under_every_attack() -> None:
     assert ALL.keys() == ATTACKS.keys()
     assert result.tried == 4
     assert not len(result.fell)
-    assert result.record() == {
-        "what": "certificates_broken", "attacks": ", ".join(ALL), "value": 0, "n": result.tried,
-    }  # fmt: skip
+    assert result.attacks == tuple(ALL)
+
+
+def test_each_row_is_attacked_with_its_own_radius_in_both_boxes() -> None:
+    model, (x, y) = network(), rows()
+    radii = torch.tensor([-1, 0, 1, 2, 3, 3, 2, 1, 0, -1, 3, 1])
+    asked: list[tuple[int, float, float, str, list[list[float]]]] = []
+
+    def spy(_: object, points: Tensor, labels: Tensor, ball: L0Ball, **__: object) -> AttackResult:
+        low, high, _ = ball.box(points)
+        asked.append((ball.budget, float(low), float(high), ball.unit, points.tolist()))
+        failed = torch.full_like(labels, -1)
+        return AttackResult(points, failed > 0, failed, 0 * labels, points, labels.double())
+
+    result = certify.challenge(model, x, y, radii, attacks={"spy": Entry(spy, white_box=False)})
+    assert (result.tried, len(result.fell)) == (8, 0)
+    for beta in (1.0, 100.0):
+        for budget in (1, 2, 3):
+            (seen,) = (one[4] for one in asked if one[:4] == (budget, -beta, beta, "feature") and len(one[4]) > 1)
+            assert seen == x[radii == budget].tolist()
+
+
+def test_flags_of_the_attacks_are_kept() -> None:
+    model, (x, y) = network(), rows(3)
+    result = certify.challenge(nn.Sequential(*model, nn.Softmax(1)).eval(), x, y, torch.ones(3).long(), None, CHEAP)
+    assert any("softmax" in flag for flag in result.flags)
 
 
 def test_a_radius_that_claims_too_much_falls_and_the_attack_is_named() -> None:
@@ -91,6 +116,7 @@ def test_nothing_to_try() -> None:
     [
         (torch.ones(5, dtype=torch.int64), None, r"radii must be integers of shape \(12,\)"),
         (torch.ones(12), None, "radii must be integers of shape"),
+        (torch.ones(12) > 0, None, "radii must be integers of shape"),
         (torch.ones(12, dtype=torch.int64), L0Ball(1, low=-1.0, high=math.inf), "finite box, or none at all"),
     ],
 )

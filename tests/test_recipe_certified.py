@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from ell0 import certify, models, recipe, report
+from ell0 import L0Ball, certify, models, recipe, report
 from ell0.cli import main
+from ell0.cli._certify import _broken
 from ell0.recipe._found import Found, Nearest
 from ell0.report._parts import certified_part, other_units_part
 from ell0.results import Results, Row
@@ -35,6 +36,7 @@ optimizer = "adam"
 [classifier.training.certified]
 budget = 2
 ramp = 0.5
+mix_start = 0.5
 [[measure]]
 what = "certified_accuracy"
 classifiers = ["F(2)", "F(3) certified"]
@@ -198,8 +200,33 @@ def test_the_command_has_certificates_challenged(
     assert row["n"] == round(certified["value"] * certified["n"]) > 0
     # A bound that claims too much falls, and that is said.
     monkeypatch.setattr(certify, "radius", lambda *given, **_: torch.full_like(given[2], 3))
-    assert main(words) == 4
-    assert "of 24 certified rows broken within their radius by sparse_rs, pointwise" in capsys.readouterr().out
+    file = tmp_path / "certified.json"
+    assert main([*words, "--out", str(file)]) == 4
+    told = capsys.readouterr()
+    assert (told.out, file.exists()) == ("", False)
+    assert "certificates do not hold, so nothing is shown as proven" in told.err
+    assert re.search(r"row \d+, proven for 3 changes, falls to sparse_rs", told.err)
+    # The ball of the command is that of the attacks.
+    asked: list[L0Ball] = []
+
+    def spy(*given: Any, **_: object) -> certify.Challenge:
+        asked.append(given[4])
+        return certify.Challenge(24, torch.tensor([1]), ("spy",), ("spy",), ())
+
+    monkeypatch.setattr(certify, "challenge", spy)
+    assert main([*words, "--beta", "2"]) == 4
+    assert "row 1, proven for 3 changes, falls to spy" in capsys.readouterr().err
+    assert (asked[0].low, asked[0].high, asked[0].unit) == (-2.0, 2.0, "feature")
+    assert main([*words[:-4], "--queries", "0"]) == 1
+    assert "queries must be an int >= 1, got 0" in capsys.readouterr().err
+
+
+def test_broken_rows_have_the_numbers_of_the_data() -> None:
+    found = certify.Challenge(3, torch.tensor([0, 2]), ("sparse_rs", "adaptive"), ("sparse_rs", "adaptive"), ())
+    assert list(_broken(found, rank=1, ranks=2, radii=torch.arange(6))) == [
+        "row 1, proven for 1 changes, falls to sparse_rs",
+        "row 5, proven for 5 changes, falls to adaptive",
+    ]
 
 
 def test_the_median_is_over_all_radii_whatever_budgets_are_asked_for(

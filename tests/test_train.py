@@ -484,6 +484,18 @@ def test_epoch_and_seed_give_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(keys)) == 4
 
 
+def test_a_shift_is_what_is_trained_on() -> None:
+    model, (x, y) = convolutions(), images(20)
+    trained: list[Tensor] = []
+    model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
+    fit(model, (x, y), TrainConfig(epochs=1, batch=20, rates=(0.1,), augment="shift"))
+    every = [SHIFT.moved(x, torch.full((9,), row), torch.arange(9)) for row in range(20)]
+    ways = {point.numpy().tobytes() for points in every for point in points}
+    assert all(point.numpy().tobytes() in ways for point in trained[0])
+    still = {point.numpy().tobytes() for point in x}
+    assert sum(point.numpy().tobytes() not in still for point in trained[0]) > 10
+
+
 def test_each_epoch_augments_x_and_x_prime_anew() -> None:
     model, (x, y) = convolutions(), images(20)
     trained: list[Tensor] = []

@@ -42,7 +42,12 @@ def main() -> int:
     runs, out = Path(sys.argv[1]), Path(sys.argv[2])
     root = sys.argv[3] if len(sys.argv) > 3 else None
     x, y = (part[:IMAGES] for part in data.load("mnist", "test", root=root))
-    results = Results.here("mnist-foolbox", "python tools/foolbox_medians.py", seeds=list(range(RUNS)), device="cpu")
+    results = Results.here(
+        "mnist-foolbox",
+        "python tools/foolbox_medians.py runs results/mnist-foolbox.json",
+        seeds=list(range(RUNS)),
+        device="cpu",
+    )
     results.versions["foolbox"] = importlib.import_module("foolbox").__version__
     begun = time.perf_counter()
     for k in (10, 0):
@@ -55,6 +60,8 @@ def main() -> int:
                     each.append(distances(network.eval(), x, y, beta, run))
                 except AssertionError:  # of foolbox: its noise found no start for some image
                     print(f"F({k}), values within {beta:g}: run {run} has no start", file=sys.stderr)
+            if not each:
+                raise SystemExit(f"F({k}), values within {beta:g}: no run of foolbox has a start")
             medians = [float(found.median()) for found in each]
             nearest = float(torch.stack(each).amin(0).median())
             what = {

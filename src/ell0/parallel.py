@@ -188,7 +188,7 @@ class _Ranks(Team):
         # Without a source nobody sends anything.
         return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Ends the connection, whose threads a process that just ends may trip over.
 
         Not in the middle of a step, nor from GPU to GPU: what is under way there would be waited for.
@@ -263,7 +263,7 @@ def together(
     except Exception as error:
         team.fail(error)
     finally:
-        team.part()
+        team.leave()
 
 
 def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool) -> Team:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult
 from ..evaluation import Entry, evaluate
-from ..results import Row
 from ..threat import L0Ball
 from ._certify import ANY_VALUE, Progress
 
@@ -26,17 +25,14 @@ class Challenge:
     tried: rows that were attacked, those with a radius of 1 or more.
     fell: ``(f,)`` int64, rows that an attack broke within their radius. There should be none: a certificate was wrong.
     by: for each of them the attack.  attacks: the names of all.
+    flags: why the attacks may have been weak, a sentence each, as `ell0.evaluate` raises them.
     """
 
     tried: int
     fell: Tensor
     by: tuple[str, ...]
     attacks: tuple[str, ...]
-
-    def record(self) -> Row:
-        """As entries of a row of results."""
-        attacks = ", ".join(self.attacks)
-        return {"what": "certificates_broken", "attacks": attacks, "value": len(self.fell), "n": self.tried}
+    flags: tuple[str, ...]
 
 
 def challenge(
@@ -63,29 +59,34 @@ def challenge(
         batch: rows in one call of an attack.  seed: of the attacks.
         progress: called with the number of rows done and of all that are tried.
     """
-    if radii.shape != y.shape or radii.is_floating_point():
+    if len(x) != len(y):
+        raise ValueError(f"x must have a row for each of the {len(y)} labels, got {len(x)}")
+    if radii.shape != y.shape or radii.is_floating_point() or radii.dtype == torch.bool:
         raise ValueError(f"radii must be integers of shape {tuple(y.shape)}, got {radii.dtype} {tuple(radii.shape)}")
+    if isinstance(attacks, str) or not len(attacks):
+        raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
     ball = ANY_VALUE if ball is None else ball
     boxes = _boxes(ball, x)
     radii = radii.to(x.device)
     tried = radii.gt(0).nonzero().squeeze(1)
     fallen: dict[int, str] = {}
+    flags: dict[str, None] = {}
     done = 0
-    for radius in radii[tried].unique().tolist():
-        rows = (radii == radius).nonzero().squeeze(1)
+    for budget in radii[tried].unique().tolist():
+        rows = (radii == budget).nonzero().squeeze(1)
         for box in boxes:
-            here = box.part(x, rows, radius)
+            here = box.part(x, rows, budget)
             found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
             for row, name in zip(rows.tolist(), found.decided, strict=True):
                 if name is not None:
                     fallen.setdefault(row, name)
+            flags |= dict.fromkeys(found.flags)
         done += len(rows)
         if progress is not None:
             progress(done, len(tried))
-    order = sorted(fallen)
-    return Challenge(
-        len(tried), torch.tensor(order, dtype=torch.int64), tuple(fallen[row] for row in order), tuple(attacks)
-    )
+    fell = sorted(fallen)
+    by = tuple(fallen[row] for row in fell)
+    return Challenge(len(tried), torch.tensor(fell, dtype=torch.int64), by, tuple(attacks), tuple(flags))
 
 
 def _boxes(ball: L0Ball, x: Tensor) -> list[L0Ball]:

@@ -44,7 +44,8 @@ class Objective:
         budget: changes that the bound allows in the end, at most the k of the model's first layer.
         mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
         ramp: in [0, 1].
-        mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout.
+        mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout; a ramp of
+            0 leaves it no time.
     """
 
     budget: int
@@ -64,7 +65,14 @@ class Objective:
     def at(self, epoch: int, epochs: int) -> Stage:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
-        budget = self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising)
+        if epoch >= rising:
+            return Stage(self.budget, self.mix)
+        budget = math.ceil(self.budget * epoch / rising)
         start = self.mix if self.mix_start is None else self.mix_start
         # With the budget and not with the epochs: each stage costs a graph of its own on a GPU.
         return Stage(budget, start + (self.mix - start) * budget / self.budget)
+
+    def __repr__(self) -> str:
+        """What tells one training from another: as it was before there was a ``mix_start``, where there is none."""
+        start = "" if self.mix_start is None else f", mix_start={self.mix_start!r}"
+        return f"Objective(budget={self.budget!r}, mix={self.mix!r}, ramp={self.ramp!r}{start})"

@@ -63,8 +63,8 @@ def run(
     root
         Where the data lies: this folder, else $ELL0_DATA, else the user cache.
     sharded
-        In the steps of a training each process keeps only its part of weights, gradients and the optimizer's state
-        (FSDP): for networks that leave a GPU no room for all of it.
+        Each process keeps the weights once, and of what the steps of a training need besides, a second copy of them,
+        gradients and the optimizer's state, only its part (FSDP): for networks that leave a GPU no room for all of it.
     fresh
         Stop where the run folder holds a run already.
     list_

@@ -14,7 +14,7 @@ NONE = "\N{EN DASH}"
 INFERRED = 512
 """Rows that the paper's robust accuracies seem to be over: it does not say, but they are multiples of 1/512."""
 
-_ROUNDING = 1e-12  # of an end that is 0 or 1
+_ROUNDING = 1e-12  # of an end that is 0 or 1, in results files from elsewhere
 GAP = "\u00a0"  # between a figure and its unit no line ends
 
 

@@ -25,8 +25,9 @@ class TrainConfig:
     momentum: of SGD; of Adam its first beta.  weight_decay: times the weights, added to the gradient.
     refresh: an attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
     augment: ``"crop-flip"``: in a step each image, those of X' too, is moved by up to 4 pixels in both directions,
-        with 0 where nothing comes in, and mirrored every other time; ``"shift"``: by up to 1 pixel, with the nearest
-        of its pixels where nothing comes in. For x ``(n, channels, height, width)``.
+        with 0 where nothing comes in, and mirrored every other time. ``"shift"``: by up to 1 pixel, with the nearest of
+        its pixels where nothing comes in, so that a changed pixel of the edge may appear more than once. For x
+        ``(n, channels, height, width)``.
     seed: gives the order of the rows in each epoch, how they are augmented, the key of each attack, and what a model
         draws (dropout). The weights are the caller's.
     precision: ``"tf32"`` is for the dense products on a GPU, in steps, attacks and validation; ``"bf16"`` for the
