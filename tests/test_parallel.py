@@ -471,20 +471,8 @@ def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.C
     assert figures(theirs) == figures(mine)
     assert theirs["command"] == mine["command"]
     assert theirs["device"] == f"2 ranks, each {mine['device']}"
-    words = [
-        "certify",
-        *common,
-        "--rows",
-        "23",
-        "--batch",
-        "5",
-        "--json",
-        "--challenge",
-        "--queries",
-        "5",
-        "--steps",
-        "2",
-    ]
+    more = "--rows 23 --batch 5 --json --challenge --queries 5 --steps 2"
+    words = ["certify", *common, *more.split()]
     run = start("command", *words, torchrun=2)
     assert run.returncode == 0, run.stderr
     assert main(words) == 0

@@ -203,7 +203,7 @@ def mnist() -> str:
 
 
 def baselines() -> str:
-    """What each part of the defence does, from mnist-baselines and, for the paper's two networks, mnist-table1."""
+    """What each part of the defence does, from mnist-baselines, mnist-table1 and mnist-certified."""
     own, table1 = (Results.load(ROOT / "results" / f"{name}.json") for name in ("mnist-baselines", "mnist-table1"))
     budgets, boxes = (3, 5, 8), (1.0, 100.0)
     names = {
@@ -218,9 +218,14 @@ def baselines() -> str:
     for name, (words, results) in names.items():
         what = {"what": "robust_accuracy", "classifier": name, "attack": "worst case"}
         found = [results.find(**what, budget=budget, beta=beta) for beta in boxes for budget in budgets]
-        cells = [f"{100 * row['value']:.0f} % ({100 * row['low']:.0f}-{100 * row['high']:.0f})" for row in found]
+        cells = list(map(_roughly, found))
         clean = results.find(what="clean_accuracy", classifier=name)
         lines.append(f"| {words} | {100 * clean['value']:.1f} % | " + " | ".join(cells) + " |")
+    certified = Results.load(ROOT / "results" / "mnist-certified.json")
+    clean = certified.find(what="clean_accuracy")
+    proven = [certified.find(what="certified_accuracy", budget=budget) for budget in budgets]
+    cells = list(map(_roughly, proven)) * len(boxes)
+    lines.append(f"| trained on the bound, **proven** | {100 * clean['value']:.1f} % | " + " | ".join(cells) + " |")
     row, other = (
         one.find(what="robust_accuracy", classifier=name, attack="worst case", budget=8, beta=1.0)
         for name, one in (("F(0) plain", own), ("F(0)", table1))
@@ -232,8 +237,11 @@ def baselines() -> str:
             f"What no attack breaks of {row['n']:,} test images, values within 1 as in the images, or within 100, with"
             f" {row['queries']:,} queries and {row['steps']} steps, behind adversarial training {other['queries']:,}"
             f" and {other['steps']}. A clamp turns any value into one within 1; neither truncation nor adversarial"
-            " training does as much alone, and both together do more.",
-            f"Measured on {own.device}, by `{own.command}` and `{table1.command}`.",
+            " training does as much alone, and both together do more. The last row is no attack's: a truncated network"
+            f" (k = {clean['k']}) trained on its certificate (see Prove it), and what is proven of"
+            f" {proven[0]['n']:,} test images at any value.",
+            f"Measured on {own.device}, by `{own.command}`, `{table1.command}` and, on the processor,"
+            f" `{certified.command}`.",
         ]
     )
 
@@ -330,6 +338,10 @@ def _union(results: Results) -> str:
 
 def _stands(row: Row) -> str:
     return f"{100 * row['value']:.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
+
+
+def _roughly(row: Row) -> str:
+    return f"{100 * row['value']:.0f} % ({100 * row['low']:.0f}-{100 * row['high']:.0f})"
 
 
 def _faster(row: Row) -> str:
