@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from ell0 import __version__, bench, cli
 from ell0.cli import main
+from ell0.cli._common import hand_over
 from ell0.results import Results
 
 
@@ -338,3 +341,10 @@ def test_installed_command_starts() -> None:
         timeout=120,
     )
     assert run.stdout.strip() == __version__
+
+
+def test_the_place_of_a_results_file_is_one_line(tmp_path: Path) -> None:
+    said, out = io.StringIO(), tmp_path / ("a" * 60) / "[b]c" / "out.json"
+    hand_over(Results("some", "ell0 bench"), out, False, Console(file=said, width=80), lambda _: None)
+    assert said.getvalue() == f"written to {out}\n"
+    assert out.exists()

@@ -66,7 +66,8 @@ def hand_over(
         show(results)
     if out is not None:
         results.save(out)
-        console.print(f"written to {out}")
+        # As it is: a path broken over lines, or read as markup, is none that could be used.
+        console.print(f"written to {out}", soft_wrap=True, markup=False, highlight=False)
 
 
 def check_out(out: Path) -> None:
