@@ -1,6 +1,7 @@
 """Layers whose sums drop or clip their extreme terms, and the surgery that puts one into any model."""
 
 from .conv import TruncatedConv2d
+from .folded import folded
 from .layers import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear, prepared
 from .surgery import truncate
 
@@ -10,6 +11,7 @@ __all__ = [
     "InputTruncation",
     "TruncatedConv2d",
     "TruncatedLinear",
+    "folded",
     "prepared",
     "truncate",
 ]

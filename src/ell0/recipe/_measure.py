@@ -18,6 +18,7 @@ from .. import certify
 from ..attacks import ATTACKS, AttackResult
 from ..attacks.contract import check_count
 from ..evaluation import WHITE_BOX, Entry, Evaluation, Share, default_attacks, evaluate
+from ..nn import folded
 from ..parallel import ALONE, Team
 from ..results import Row
 from ..threat import L0Ball
@@ -49,8 +50,9 @@ class Subject:
         budgets: tuple[int, ...] | None = None,
     ) -> Evaluation:
         return evaluate(
-            self.network, self.x, self.y, ball, attacks, budgets=budgets, batch=_BATCH.get(self.x.device.type, 512),
-            seed=self.seed, state_path=f"{self.state}-beta{ball.high:g}.npz", progress=False, team=self.team,
+            folded(self.network), self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed,
+            batch=_BATCH.get(self.x.device.type, 512), state_path=f"{self.state}-beta{ball.high:g}.npz",
+            progress=False, team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..nn import prepared
+from ..nn import folded, prepared
 from ..parallel import ALONE, Team
 from ..threat import describe
 from ._append import Attack, Found, TrainingSet, generator, rehearse, search
@@ -243,7 +243,7 @@ class _Run:
             )
         self._model.eval()
         steps = search(
-            self._attack, self._model, x, y, found, seed=config.seed, batch=config.attack_batch, team=self._team
+            self._attack, folded(self._model), x, y, found, seed=config.seed, batch=config.attack_batch, team=self._team
         )
         for found in steps:
             self._team.once(partial(self._folder.keep, found))

@@ -1,0 +1,68 @@
+"""A network of convolutions in fewer passes over its numbers, for the many forwards of an attack."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """The function of a model in eval mode, to rounding, batch norms merged into the convolutions before them.
+
+    Where an ``nn.Sequential``, or one inside it, has a ``Conv2d`` and then a ``BatchNorm2d``, and perhaps a ``ReLU``,
+    one layer with weights of its own takes their place; it shares all others with the model. A model of which that
+    cannot be said comes back itself. What is changed in the model later does not reach these weights.
+    """
+    if not _is_plain(model, nn.Sequential):
+        return model
+    named = list(model.named_children())
+    parts = [*_parts(named)]
+    same = len(parts) == len(named) and all(part is layer for part, (_, layer) in zip(parts, named, strict=True))
+    return model if same else nn.Sequential(*parts).eval()
+
+
+def _parts(named: list[tuple[str, nn.Module]]) -> Iterator[nn.Module]:
+    layers = [layer for _, layer in named]
+    while layers:
+        first, *rest = layers
+        if _is_plain(first, nn.Conv2d) and rest and _is_plain(rest[0], nn.BatchNorm2d) and _merges(first, rest[0]):
+            relu = len(rest) > 1 and _is_plain(rest[1], nn.ReLU)
+            yield _Convolution(fuse_conv_bn_eval(first, rest[0]), relu)  # type: ignore[type-var]
+            layers = rest[2 if relu else 1 :]
+        else:
+            yield folded(first)
+            layers = rest
+
+
+def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a layer is of this very kind and nothing else runs when it is called."""
+    return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _merges(convolution: Any, norm: Any) -> bool:
+    plain = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
+    return plain and not (convolution.training or norm.training) and norm.running_mean is not None
+
+
+class _Convolution(nn.Module):
+    """A convolution and perhaps a ReLU; without gradients on a GPU, one kernel for both and the bias."""
+
+    def __init__(self, layer: nn.Conv2d, relu: bool) -> None:
+        super().__init__()
+        assert layer.bias is not None
+        assert not isinstance(layer.padding, str)
+        self.relu, self._how = relu, (layer.stride, layer.padding, layer.dilation, layer.groups)
+        self.weight, self.bias = (nn.Parameter(t.detach(), requires_grad=False) for t in (layer.weight, layer.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(n, channels, height, width)``; result as of the convolution."""
+        if not (self.relu and x.is_cuda) or torch.is_grad_enabled():
+            out = F.conv2d(x, self.weight, self.bias, *self._how)
+            return out.relu_() if self.relu else out
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        # Torch's convolution adds the bias and takes the ReLU in two more passes.
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return torch.cudnn_convolution_relu(x.to(dtype), weight, bias, *self._how)

@@ -1,0 +1,76 @@
+"""Batch norms merged into convolutions: the same function, and nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ell0 import models
+from ell0.nn import InputTruncation, folded
+
+
+def norm(channels: int) -> nn.BatchNorm2d:
+    """With statistics and weights of both signs."""
+    layer = nn.BatchNorm2d(channels)
+    for tensor in (layer.running_mean, layer.weight.data, layer.bias.data):
+        assert tensor is not None
+        tensor.normal_()
+    assert layer.running_var is not None
+    layer.running_var.uniform_(0.2, 3)
+    return layer
+
+
+@given(st.integers(0, 99), st.booleans(), st.booleans(), st.sampled_from([1, 2]), st.booleans())
+def test_the_function_stays(seed: int, relu: bool, bias: bool, groups: int, inner: bool) -> None:
+    torch.manual_seed(seed)
+    block = [nn.Conv2d(4, 6, 3, 2, 1, 1, groups, bias), norm(6), *([nn.ReLU()] if relu else [])]
+    tail = [nn.MaxPool2d(2), nn.Conv2d(6, 4, 1), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 2 * 2, 3)]
+    parts = [nn.Sequential(*block), *tail] if inner else [*block, *tail]
+    model = nn.Sequential(InputTruncation((4, 8, 8), 2), *parts).eval()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(3, 4, 8, 8, requires_grad=True)
+    short = folded(model)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in short.modules())
+    want, got = model(x), short(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    slopes = [torch.autograd.grad(out.sum(), x)[0] for out in (got, want)]
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_vgg_has_no_norm_left_and_keeps_its_truncation() -> None:
+    model = models.vgg19(10).eval()
+    short = folded(model)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in short.modules())
+    assert any(layer is model.truncation for layer in short.modules())
+    with torch.no_grad():
+        x = torch.rand(2, 3, 32, 32) * 2 - 1
+        torch.testing.assert_close(short(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def hooked() -> nn.Sequential:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)).eval()
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Conv2d(1, 1, 1),
+        nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)),
+        nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), norm(1)).eval(),
+        nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), norm(1)).eval(),
+        nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, track_running_stats=False)).eval(),
+        hooked(),
+    ],
+    ids=["no sequence", "in training", "padding", "not next", "no statistics", "hook"],
+)
+def test_what_cannot_be_merged_comes_back_itself(model: nn.Module) -> None:
+    assert folded(model) is model
