@@ -1,7 +1,7 @@
 """A network of convolutions in fewer passes over its numbers, for the many forwards of an attack."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,9 @@ def _parts(named: list[tuple[str, nn.Module]]) -> Iterator[nn.Module]:
     layers = [layer for _, layer in named]
     while layers:
         first, *rest = layers
-        if _is_plain(first, nn.Conv2d) and rest and _is_plain(rest[0], nn.BatchNorm2d) and _merges(first, rest[0]):
+        if _merge(first, rest):
             relu = len(rest) > 1 and _is_plain(rest[1], nn.ReLU)
-            yield _Convolution(fuse_conv_bn_eval(first, rest[0]), relu)  # type: ignore[type-var]
+            yield _Convolution(fuse_conv_bn_eval(cast(nn.Conv2d, first), cast(nn.BatchNorm2d, rest[0])), relu)
             layers = rest[2 if relu else 1 :]
         else:
             yield folded(first)
@@ -42,9 +42,12 @@ def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _merges(convolution: Any, norm: Any) -> bool:
+def _merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
+    """Whether a layer is a convolution and the first of the rest a batch norm that it can take in."""
+    if not (_is_plain(convolution, nn.Conv2d) and rest and _is_plain(rest[0], nn.BatchNorm2d)):
+        return False
     plain = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
-    return plain and not (convolution.training or norm.training) and norm.running_mean is not None
+    return plain and not (convolution.training or rest[0].training) and rest[0].running_mean is not None
 
 
 class _Convolution(nn.Module):
