@@ -112,7 +112,7 @@ Tiny = dict[str, dict[str, bytes]]
 
 
 def test_public_names() -> None:
-    assert data.__all__ == ["NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]
+    assert data.__all__ == ["CLASSES", "NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]
     assert data.NAMES == ("digits", "mnist", "fashion-mnist", "cifar10")
     assert all(hasattr(data, name) for name in data.__all__)
 

@@ -17,7 +17,7 @@ import chromium
 from ell0 import report
 from ell0.data._png import read_png
 from ell0.recipe import slug
-from ell0.report import _charts, _gallery, _view, _words
+from ell0.report import _charts, _gallery, _read, _view, _words
 from ell0.results import Results, Row
 from report_runs import RECIPE, accuracy, log, results, rows, run_folder
 
@@ -367,9 +367,20 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     labels = [str(one["aria-label"]) for one in outline.all("svg") if "aria-label" in one]
     label = int(arrays["labels"][0])
     assert labels[:2] == [
-        f"Clean image of a {label}",
-        f"Attacked image of a {label}: F(0) says {arrays['f0/says'][0]}, 1 changed",
+        f"Clean image, {label}",
+        f"Attacked image, {label}: F(0) says {arrays['f0/says'][0]}, 1 changed",
     ]
+
+
+def test_labels_are_said_in_words_where_there_are_some(run: Path) -> None:
+    gallery = _read.read(run).gallery
+    assert gallery is not None
+    names = [f"class {label}" for label in range(10)]
+    for plain, named in zip(_gallery.exhibits(gallery), _gallery.exhibits(gallery, names), strict=True):
+        assert named.label == f"class {plain.label}"
+        for one, other in zip(plain.pictures, named.pictures, strict=True):
+            verb, label = one.says.split()
+            assert other.says == f"{verb} class {label}"
 
 
 def test_an_image_that_was_wrong_when_clean_says_so(run: Path, tmp_path: Path) -> None:

@@ -271,9 +271,9 @@ def cifar() -> str:
         f"Features of 3,072 changed, values up to 100, {found[0]['n']:,} test images; the paper's figures look like"
         f" those of {found[0]['paper_n']}. Trained by the paper's schedule, its 250 epochs shortened to 100, images"
         f" moved and mirrored anew in every epoch, in {took['VGG(10)']:.0f} s, VGG(0) in {took['VGG(0)']:.0f} s, beside"
-        f" other runs on the same card. An epoch of VGG(10) takes {each['VGG(10)']['value']:.2f} s, {factor:.2f} times one"
-        f" of VGG(0); the paper's took {theirs:.1f} times as long. Images lie in [-1, 1]: on the validation split, in a"
-        f" training of 15 epochs, {100 * scales[0][0]:.1f} % stand with 8 changed within 1 and"
+        f" other runs on the same card. An epoch of VGG(10) takes {each['VGG(10)']['value']:.2f} s,"
+        f" {factor:.2f} times one of VGG(0); the paper's took {theirs:.1f} times as long. Images lie in [-1, 1]: on the"
+        f" validation split, in a training of 15 epochs, {100 * scales[0][0]:.1f} % stand with 8 changed within 1 and"
         f" {100 * scales[0][1]:.1f} % within 100, for images in [0, 1] {100 * scales[1][0]:.1f} % and"
         f" {100 * scales[1][1]:.1f} %.",
         "",

@@ -3,6 +3,6 @@
 from ._files import DataError
 from ._get import get
 from ._load import Status, load, status
-from ._sets import NAMES, SPLITS
+from ._sets import CLASSES, NAMES, SPLITS
 
-__all__ = ["NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]
+__all__ = ["CLASSES", "NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]

@@ -112,6 +112,14 @@ SETS: dict[str, DataSet] = {
     ),
 }
 NAMES: tuple[str, ...] = ("digits", *SETS)
+CLASSES: dict[str, tuple[str, ...]] = {
+    "fashion-mnist": (
+        "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    ),
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}  # fmt: skip
+"""What the labels of a set mean, where they are not digits."""
+
 SPLITS: tuple[str, ...] = ("train", "validation", "test", "train+validation")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,19 +37,24 @@ class Picture:
 class Exhibit:
     """A clean image, and beside it what each classifier was shown."""
 
-    label: int
+    label: str
     pictures: tuple[Picture, ...]
 
 
-def exhibits(gallery: Gallery) -> Iterator[Exhibit]:
+def exhibits(gallery: Gallery, classes: Sequence[str] = ()) -> Iterator[Exhibit]:
+    """classes: what the labels mean; without it they stand as they are."""
+
+    def word(label: int) -> str:
+        return classes[label] if label < len(classes) else str(label)
+
     for i, (clean, label) in enumerate(zip(gallery.clean, gallery.labels.tolist(), strict=True)):
-        pictures = [_picture("Clean", clean, clean, f"is {label}", "clean")]
+        pictures = [_picture("Clean", clean, clean, f"is {word(label)}", "clean")]
         for name, attacked in gallery.attacked.items():
             says, wrong = int(attacked.says[i]), int(attacked.said[i]) != label
             verdict = "held" if says == label else "fooled"
             note = "wrong when clean" if wrong else ""
-            pictures.append(_picture(name, clean, attacked.adv[i], f"says {says}", verdict, note))
-        yield Exhibit(label, tuple(pictures))
+            pictures.append(_picture(name, clean, attacked.adv[i], f"says {word(says)}", verdict, note))
+        yield Exhibit(word(label), tuple(pictures))
 
 
 def _picture(title: str, clean: Floats, image: Floats, says: str, verdict: str, note: str = "") -> Picture:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data import CLASSES
 from ..results import Results, Row
 from ._charts import Axis, Chart, Point, Series
 from ._gallery import Exhibit, exhibits
@@ -136,7 +137,7 @@ def view(run: Run) -> View:
         accuracies=_accuracies(clean, worst, single) if clean or worst or single else None,
         charts=tuple(_over_budget(worst, single, styles, units)) + tuple(_over_queries(single, styles, units)),
         medians=_medians(medians),
-        exhibits=tuple(exhibits(run.gallery)) if run.gallery else (),
+        exhibits=tuple(exhibits(run.gallery, CLASSES.get(run.data or "", ()))) if run.gallery else (),
         training=tuple(_training(run.logs, styles)),
         ends=_pivot((who(row), _stage(row), _any(row)) for row in ends),
         times=_times(times, [*single, *worst, *medians]),
