@@ -51,12 +51,13 @@ class Reach:
         widest = channels
         if channels > 1 and ball.mutable is not None:
             widest = max(1, int((low < high).unflatten(1, (channels, -1)).sum(1).max()))
-        if isinstance(ball.low, Tensor) or isinstance(ball.high, Tensor) or clamps:
+        if isinstance(ball.low, Tensor) or isinstance(ball.high, Tensor):
             any_value = bool(((low.isinf() & high.isinf()) | (low == high)).all())
             bounded = bool((low.isfinite() & high.isfinite()).all())
         else:  # known without a look at the tensors, for which a GPU would have to be waited for
-            any_value = math.isinf(ball.low) and math.isinf(ball.high)
-            bounded = math.isfinite(ball.low) and math.isfinite(ball.high)
+            ends = [(ball.low, ball.high), *((clamp.low, clamp.high) for clamp in clamps)]
+            open_below, open_above = (all(math.isinf(end) for end in side) for side in zip(*ends, strict=True))
+            any_value, bounded = open_below and open_above, not (open_below or open_above)
         return cls(x, low, high, channels, widest, any_value, bounded)
 
     def __getitem__(self, rows: slice | Tensor) -> Reach:

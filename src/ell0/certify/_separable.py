@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nn import ClippedLinear
-from ..ops import clipped_linear
+from ..ops import clipped_linear, trimmed_linear
 from ._first import ROUNDING, First, slack
 from ._reach import Reach, in_blocks, largest_sums
 
@@ -66,6 +66,20 @@ class Dense(Separable):
 
     def terms(self, numbers: Tensor, weight: Tensor) -> Tensor:
         return numbers.unsqueeze(1) * weight
+
+    def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+        """By the operator: what a change adds to an output is a product of numbers >= 0, of which the largest count.
+
+            rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
+        """
+        if reach.channels > 1:
+            return super().trainable_interval(reach, budget)
+        below, above = reach.x - reach.low, reach.high - reach.x
+        steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
+        weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
+        fall, rise = (F.linear(steps, weight) - trimmed_linear(steps, weight, top=budget, bottom=0)).chunk(2)
+        value = self.value(reach.x)
+        return value - fall, value + rise
 
     def falls(self, reach: Reach, head: Tensor) -> Tensor:
         slope = head @ self.weight
