@@ -54,6 +54,11 @@ class Case:
         return Network.read(self.model, self.x).double()
 
     @cached_property
+    def layer(self) -> nn.Linear:
+        assert isinstance(self.network.layer, nn.Linear)
+        return self.network.layer
+
+    @cached_property
     def reach(self) -> Reach:
         return Reach.of(self.x, self.ball, self.network.clamps)
 
@@ -126,7 +131,7 @@ def cases(draw: st.DrawFn, heads: str = "dense", kinds: tuple[str, ...] = ("trun
 
 def far(case: Case) -> Tensor:
     """Values that make the terms of a number the largest of their sums, or clip them: ``(n, d, 2 h)``."""
-    layer = case.network.layer
+    layer = case.layer
     x = case.reach.x
     weight = torch.where(layer.weight == 0, torch.inf, layer.weight)
     limit = (
@@ -228,7 +233,7 @@ def enumerated(case: Case) -> tuple[Tensor, Tensor]:
 
     The layer rises with each of its terms, so a changed one goes to its end; any value is a very large one.
     """
-    reach, layer = case.reach, case.network.layer
+    reach, layer = case.reach, case.layer
     masks = sets(reach.number_of_units, case.ball.budget).repeat(1, reach.channels).unsqueeze(1)
     low, high = reach.low.clamp(min=-1e9), reach.high.clamp(max=1e9)
     found = []
@@ -242,7 +247,7 @@ def enumerated(case: Case) -> tuple[Tensor, Tensor]:
 @layers
 @given(cases())
 def test_intervals_of_the_first_layer(case: Case) -> None:
-    reach, truncated = case.reach, isinstance(case.network.layer, TruncatedLinear)
+    reach, truncated = case.reach, isinstance(case.layer, TruncatedLinear)
     budgets = torch.full((len(case.x), 1), case.ball.budget)
     low, high = (end.squeeze(1) for end in case.network.first.interval(reach, budgets))
     least, most = enumerated(case)
@@ -294,8 +299,8 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
     for row in range(len(case.x)):
         low, high = reach.low[row].clamp(min=-1e9), reach.high[row].clamp(max=1e9)
         points = torch.where(masks, torch.where(corners, low, high), reach.x[row]).flatten(0, 1)
-        reached = (add_up(network.layer, points.unsqueeze(1) * network.layer.weight) @ head[row].T).amin(0)
-        now = add_up(network.layer, reach.x[row] * network.layer.weight) @ head[row].T
+        reached = (add_up(case.layer, points.unsqueeze(1) * network.layer.weight) @ head[row].T).amin(0)
+        now = add_up(case.layer, reach.x[row] * network.layer.weight) @ head[row].T
         assert (now - drop[row] <= reached + 1e-6 * (1 + reached.abs())).all()
 
 
@@ -303,7 +308,7 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
 @given(cases(kinds=("clipped", "dense")))
 def test_the_joint_bound_of_a_separable_layer_is_attained(case: Case) -> None:
     network, reach, budget = case.network, case.reach, case.ball.budget
-    layer, n = network.layer, len(case.x)
+    layer, n = case.layer, len(case.x)
     head = numbers(case.generator, n, 1, len(layer.weight))
     drop = network.first.drop(reach, torch.full((n,), budget), head)
     kinks = far(case) if isinstance(layer, ClippedLinear) else reach.x.unsqueeze(-1)
@@ -504,9 +509,9 @@ def test_the_worst_case_of_one_layer_is_closed_form() -> None:
 def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
     found = certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball)
     sharp = bound(case, "ibp")[0]
-    reach, weight = case.reach, case.network.layer.weight
+    reach, weight = case.reach, case.layer.weight
     exact = reach.any_value and reach.channels == 1 and bool((weight != 0).all()) and bool(reach.moves.all())
-    if exact or not isinstance(case.network.layer, TruncatedLinear):
+    if exact or not isinstance(case.layer, TruncatedLinear):
         torch.testing.assert_close(found, sharp)
     else:
         assert (found <= sharp + 1e-9).all()
@@ -556,6 +561,9 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     # The words by which a training knows its objective: those of one begun before there was a mix_start.
     assert repr(certify.Objective(5)) == "Objective(budget=5, mix=1.0, ramp=0.4)"
     assert repr(rising) == "Objective(budget=5, mix=1.0, ramp=0.5, mix_start=0.5)"
+    pixels = certify.Objective(5, unit="pixel")
+    assert repr(pixels) == "Objective(budget=5, mix=1.0, ramp=0.4, unit='pixel')"
+    assert pixels.at(0, 8).unit == pixels.at(7, 8).unit == "pixel"
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)
@@ -575,6 +583,7 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
         ({"budget": 2, "mix": 1.5}, r"mix must lie in \(0, 1\], got 1.5"),
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
         ({"budget": 2, "mix_start": 1.1}, r"mix_start must lie in \[0, 1\], got 1.1"),
+        ({"budget": 2, "unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
     ],
 )
 def test_an_objective_complains(words: dict[str, Any], message: str) -> None:
@@ -632,7 +641,8 @@ def test_rounding_has_no_bound_beyond_float32_and_grows_with_long_sums() -> None
         nn.init.constant_(layer.weight, 1.0)
         nn.init.zeros_(layer.bias)
         reach = Reach.of(x[:, : layer.in_features], L0Ball(1, low=-inf, high=inf), ())
-        got = Truncated(layer.double()).rounding(reach, torch.ones(1, 1))
+        layer = layer.double()
+        got = Truncated(layer.weight, layer.bias, layer.k).rounding(reach, torch.ones(1, 1))
         assert float(got.detach()) == pytest.approx(share * layer.in_features)
 
 

@@ -44,6 +44,7 @@ class Case:
     biased: bool
     dtype: torch.dtype
     at_once: int
+    compared: int
     seed: int
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -86,6 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
         biased=draw(st.booleans()),
         dtype=dtype,
         at_once=draw(st.sampled_from([1, 300, 1 << 18])),
+        compared=draw(st.sampled_from([0, conv.COMPARED])),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
 
@@ -127,7 +129,7 @@ def check(
 @settings(max_examples=settings().max_examples // 2)
 def test_values_and_gradients_equal_the_definition(case: Case) -> None:
     x, weight, bias = case.tensors()
-    with mock.patch.object(conv, "UNFOLDED", case.at_once), mock.patch.object(conv, "CACHED", case.at_once):
+    with mock.patch.multiple(conv, UNFOLDED=case.at_once, CACHED=case.at_once, COMPARED=case.compared):
         if case.top == case.bottom == 0:
             plain = trimmed_conv2d(x, weight, bias, top=0, bottom=0, unit=case.unit, **keywords(case.geometry))
             dense = F.conv2d(x, weight, bias, **keywords(case.geometry))
@@ -275,7 +277,11 @@ def test_infinities_that_disagree_in_a_pixel_are_undefined() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_nan_stays_in_the_fields_that_see_it_and_in_its_output(unit: Unit) -> None:
+@pytest.mark.parametrize("compared", [0, conv.COMPARED])
+def test_nan_stays_in_the_fields_that_see_it_and_in_its_output(
+    unit: Unit, compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "COMPARED", compared)
     x, weight = numbers(2, 2, 6, 6), numbers(3, 2, 3, 3, seed=1)
     x[1, 0, 0, 5], weight[2, 1, 1, 1] = nan, nan
     lost = torch.zeros(2, 3, 6, 6, dtype=torch.bool)
@@ -577,10 +583,11 @@ def test_straight_is_the_gradient_of_the_dense_layer(unit: Unit, k: int) -> None
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("at_once", [1, 1 << 18])
+@pytest.mark.parametrize(("at_once", "compared"), [(1, conv.COMPARED), (1 << 18, 0)])
 def test_soft_weighs_each_term_by_its_place_between_the_cuts(
-    unit: Unit, at_once: int, monkeypatch: pytest.MonkeyPatch
+    unit: Unit, at_once: int, compared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(conv, "COMPARED", compared)
     monkeypatch.setattr(conv, "UNFOLDED", at_once)
     monkeypatch.setattr(conv, "CACHED", at_once)
     layer, x = grouped(unit, 2), numbers(3, 4, 7, 6)

@@ -90,6 +90,72 @@ def test_a_recipe_certifies(proven: Path) -> None:
     assert all(row in [recipe._recipe.identity(each) for each in results.rows] for row in asked(proven))
 
 
+PIXELS = """
+name = "pixels"
+summary = "certificates in pixels"
+[data]
+npz = "colours.npz"
+[[classifier]]
+name = "whole"
+[classifier.model]
+name = "pixel_mlp"
+k = 4
+hidden = [8]
+[classifier.training]
+epochs = 8
+batch = 16
+rates = [0.02]
+optimizer = "adam"
+[classifier.training.certified]
+budget = 2
+unit = "pixel"
+[[classifier]]
+name = "windows"
+[classifier.model]
+name = "small_cnn"
+k = 2
+width = 4
+truncation = "pixel"
+[classifier.training]
+epochs = 2
+batch = 16
+rates = [0.02]
+[[measure]]
+what = "certified_accuracy"
+budgets = [1, 2]
+unit = "pixel"
+"""
+
+
+def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    y = np.arange(48) % 2
+    x = (generator.normal(0, 0.2, (48, 3, 4, 4)) + (y - 0.5).reshape(-1, 1, 1, 1)).clip(-1, 1).astype(np.float32)
+    np.savez(tmp_path / "colours.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    (tmp_path / "pixels.toml").write_text(PIXELS)
+    run = recipe.run(tmp_path / "pixels.toml", out=tmp_path / "run", device="cpu")
+    results = Results.load(run / "results.json")
+    what = {"what": "certified_accuracy", "unit": "pixel", "budget": 2}
+    assert results.find(classifier="whole", **what)["value"] > 0.9
+    assert 0 <= results.find(classifier="windows", **what)["value"] <= 1
+    np.savez(tmp_path / "mine.npz", x=x[:20], y=y[:20])
+    words = ["certify", str(run / "whole"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--unit", "pixel"]
+    assert main([*words, "--budget", "2", "--json", "--quiet"]) == 0
+    row = next(row for row in json.loads(capsys.readouterr().out)["rows"] if row.get("budget") == 2)
+    assert row["value"] == results.find(classifier="whole", **what)["value"]
+    for old, new, said in (
+        ('unit = "pixel"\n[[cl', 'unit = "pixle"\n[[cl', "did you mean 'pixel'"),
+        (
+            "budgets = [1, 2]",
+            "budgets = [3]",
+            "windows: certified accuracy.*k=2 of the 9 terms.*at most 2 changed pixels",
+        ),
+    ):
+        (tmp_path / "wrong.toml").write_text(PIXELS.replace(old, new))
+        with pytest.raises(ValueError, match=said):
+            recipe.run(tmp_path / "wrong.toml", out=tmp_path / "wrong", device="cpu")
+
+
 def asked(run: Path) -> list[Row]:
     return [row for row in recipe.load(run / "recipe.toml").asked() if str(row["what"]).startswith("certified")]
 

@@ -26,6 +26,9 @@ ANY_VALUE = L0Ball(0, low=-math.inf, high=math.inf)
 SWEEP = 32
 """Budgets looked at in one go."""
 
+ROOM = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Outputs of the first layer that exist at once, for each of the budgets or classes that are looked at."""
+
 
 def bounds(
     model: nn.Module,
@@ -47,7 +50,7 @@ def bounds(
     identity = torch.eye(classes, dtype=torch.float64, device=x.device)
     lower: list[Tensor] = []
     upper: list[Tensor] = []
-    for rows in _batches(len(x), batch, progress):
+    for rows in _batches(len(x), batch, progress, _room(bounder, x, classes)):
         here = reach[rows]
         budgets = torch.full((len(here.x),), ball.budget, device=x.device)
         goals = identity.expand(len(budgets), -1, -1)
@@ -81,14 +84,15 @@ def radius(
 
     Args:
         model: an ``nn.Sequential``, nested or not, in eval mode. First, after Flatten and `InputClamp` at most, comes
-            the layer that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, or ``Linear`` for bounded values.
-            Then any of Linear, Conv2d, BatchNorm, ReLU, MaxPool2d, AvgPool2d, Flatten, Unflatten, Dropout.
+            the layer that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, ``Linear`` for bounded values, or,
+            on images that are not flattened, `TruncatedConv2d`, whose k is for the changes that one of its receptive
+            fields sees. Then any of Linear, Conv2d, BatchNorm, ReLU, MaxPool2d, AvgPool2d, Flatten, Unflatten, Dropout.
         x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         ball: what may change, and how far; None: features, to any value.
         max_budget: the largest budget looked at. By default the ball's; without a ball, all that the layer can bound.
         method: ``"ibp"``, intervals, cheap; ``"crown"``, linear bounds with all outputs of the first layer seeing the
             same changes; ``"best"``, whichever of them proves more.
-        batch: rows at a time.  progress: called with the number of rows done and of all rows.
+        batch: rows at a time at most.  progress: called with the number of rows done and of all rows.
 
     Raises a ValueError where no certificate exists, and names a layer that bounds do not pass through.
     """
@@ -101,7 +105,7 @@ def radius(
         ball = replace(ball, budget=max_budget)
     bounder, reach = _bounder(network, x, ball)
     result = torch.empty(len(x), dtype=torch.int64, device=x.device)
-    for rows in _batches(len(x), batch, progress):
+    for rows in _batches(len(x), batch, progress, _room(bounder, x, max(classes, min(ball.budget, SWEEP)))):
         with torch.no_grad():
             right = (model(x[rows]).argmax(1) == y[rows]).nonzero().squeeze(1)
             here = torch.arange(rows.start, rows.stop, device=x.device)[right]
@@ -229,9 +233,15 @@ def check_labels(x: Tensor, y: Tensor, classes: int) -> None:
         raise ValueError(f"y must lie in [0, {classes}), got {int(y.min())} to {int(y.max())}")
 
 
-def _batches(n: int, batch: int, progress: Progress | None) -> Iterator[slice]:
+def _room(bounder: Bounder, x: Tensor, each: int) -> int:
+    """How many rows have room at once, with ``each`` so many outputs of the first layer."""
+    return max(1, ROOM.get(x.device.type, ROOM["cpu"]) // (each * bounder.first.outputs))
+
+
+def _batches(n: int, batch: int, progress: Progress | None, room: int) -> Iterator[slice]:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch must be an int >= 1, got {batch!r}")
+    batch = min(batch, room)
     for start in range(0, n, batch):
         stop = min(start + batch, n)
         yield slice(start, stop)

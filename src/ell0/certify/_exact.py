@@ -41,10 +41,14 @@ def exact(
     bounded box too: a term beyond all others of its sum is truncated however far it is, and a clipped one stops at the
     clip.
 
-    Args: model, x, y: as for `radius`.  ball: its unit, box and mutable count, not its budget; None: any value.
+    Args:
+        model, x, y: as for `radius`, but no convolution first.
+        ball: its unit, box and mutable count, not its budget; None: any value.
     """
     network, classes = read(model, x, "ibp")
     check_labels(x, y, classes)
+    if not isinstance(network.layer, nn.Linear):
+        raise ValueError(f"model must begin with a linear layer, got {type(network.layer).__name__}")
     ball = replace(L0Ball(0, low=-math.inf, high=math.inf) if ball is None else ball, budget=budget)
     reach = Reach.of(x, ball, network.clamps)
     game = _Game(network.double(), classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ._reach import Reach, largest_sums
 
@@ -23,15 +23,32 @@ def slack(share: float, terms: int, magnitudes: Tensor) -> Tensor:
     return (share * magnitudes + (terms + 2) * numbers.tiny).masked_fill(magnitudes > numbers.max, torch.inf)
 
 
+def sum_of_magnitudes(weight: Tensor, bias: Tensor, reach: Reach, budgets: Tensor) -> Tensor:
+    """The sum of |terms| plus |bias| is at most this, wherever in the ball: ``(n, m, h)`` for budgets ``(n, m)``.
+
+    sum_j |w_hj x_j| + |b_h| + max_j |w_hj| * (sum of the reaches of the units that reach furthest)
+    """
+    reach, weight = reach.to(weight.dtype), weight.abs()
+    here = reach.x.abs() @ weight.T + bias.abs()
+    reaches = torch.maximum(reach.low.abs(), reach.high.abs()).masked_fill(~reach.moves, 0.0)
+    furthest = largest_sums(reach.units(reaches).unsqueeze(1), budgets)
+    return here.unsqueeze(1) + furthest * weight.amax(1)
+
+
 class First(ABC):
     """Bounds of one layer ``(n, d) -> (n, h)`` whose inputs are attacked, in the dtype of its weight.
 
     The reach may be in float32 where the weight is a float32 one in float64. Budgets are in units of the reach.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.weight = layer.weight
-        self.bias = torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias
+
+    @property
+    def outputs(self) -> int:
+        """h."""
+        return len(self.weight)
 
     @abstractmethod
     def limit(self, reach: Reach) -> int:
@@ -69,14 +86,3 @@ class First(ABC):
         budgets = torch.full((len(reach.x), 1), budget, device=reach.x.device)
         low, high = self.interval(reach, budgets)
         return low.squeeze(1), high.squeeze(1)
-
-    def _sum_of_magnitudes(self, reach: Reach, budgets: Tensor) -> Tensor:
-        """The sum of |terms| plus |bias| is at most this, wherever in the ball: ``(n, m, h)`` for budgets ``(n, m)``.
-
-        sum_j |w_hj x_j| + |b_h| + max_j |w_hj| * (sum of the reaches of the units that reach furthest)
-        """
-        reach, weight = reach.to(self.weight.dtype), self.weight.abs()
-        here = reach.x.abs() @ weight.T + self.bias.abs()
-        reaches = torch.maximum(reach.low.abs(), reach.high.abs()).masked_fill(~reach.moves, 0.0)
-        furthest = largest_sums(reach.units(reaches).unsqueeze(1), budgets)
-        return here.unsqueeze(1) + furthest * weight.amax(1)

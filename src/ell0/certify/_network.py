@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear
+from ..nn import ClippedLinear, InputClamp, InputTruncation, TruncatedConv2d, TruncatedLinear
+from ..ops.conv import output_size
+from ._conv import Convolved
 from ._first import First
 from ._separable import Clipped, Dense
 from ._truncated import Truncated
 
-ATTACKED = (nn.Linear, TruncatedLinear, ClippedLinear)
+ATTACKED = (nn.Linear, TruncatedLinear, ClippedLinear, TruncatedConv2d)
 AFFINE = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.AvgPool2d, nn.Flatten, nn.Unflatten)
 BENT = (nn.ReLU, nn.MaxPool2d)
 NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
@@ -24,11 +26,16 @@ MOODY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """``head(first(clamps(x)))``; layers that do nothing in eval mode are left out."""
+    """``head(first(clamps(x)))``; layers that do nothing in eval mode are left out.
+
+    shape: of a row as the attacked layer sees it. The outputs of a convolution go flat into the head, which begins with
+    their shape.
+    """
 
     clamps: tuple[InputClamp, ...]
-    layer: nn.Linear
+    layer: nn.Linear | TruncatedConv2d
     head: tuple[nn.Module, ...]
+    shape: tuple[int, ...]
 
     @classmethod
     def read(cls, model: nn.Module, x: Tensor, *, training: bool = False) -> Network:
@@ -49,30 +56,36 @@ class Network:
                 flat = True
             elif type(layer) is InputClamp:
                 clamps.append(layer)
-            elif isinstance(layer, nn.Linear) and type(layer) in ATTACKED:
-                _check_first(name, layer, x, flat)
-                head = layers[place + 1 :]
-                for later, after in head:
+            elif isinstance(layer, nn.Linear | TruncatedConv2d) and type(layer) in ATTACKED:
+                shape = _check_first(name, layer, x, flat)
+                head = [after for _, after in layers[place + 1 :]]
+                for later, after in layers[place + 1 :]:
                     _check_later(later, after)
-                return cls(tuple(clamps), layer, tuple(after for _, after in head))
+                if isinstance(layer, TruncatedConv2d):
+                    size = output_size(shape[1:], layer.weight.shape[2:], layer.geometry)
+                    head.insert(0, nn.Unflatten(1, (layer.out_channels, *size)))
+                return cls(tuple(clamps), layer, tuple(head), shape)
             else:
                 raise ValueError(
-                    "model must begin with TruncatedLinear, ClippedLinear or Linear, after Flatten and InputClamp at "
-                    f"most, got {name} ({type(layer).__name__}) before any of them"
+                    "model must begin with TruncatedLinear, TruncatedConv2d, ClippedLinear or Linear, after Flatten "
+                    f"and InputClamp at most, got {name} ({type(layer).__name__}) before any of them"
                 )
-        raise ValueError("model must have a TruncatedLinear, ClippedLinear or Linear layer, got none")
+        raise ValueError("model must have a TruncatedLinear, TruncatedConv2d, ClippedLinear or Linear layer, got none")
 
     def double(self) -> Network:
         """A copy in float64 without gradients."""
         head = tuple(copy.deepcopy(part).double().requires_grad_(False) for part in self.head)
-        return Network(self.clamps, copy.deepcopy(self.layer).double().requires_grad_(False), head)
+        return Network(self.clamps, copy.deepcopy(self.layer).double().requires_grad_(False), head, self.shape)
 
     @property
     def first(self) -> First:
-        if isinstance(self.layer, ClippedLinear):
-            return Clipped(self.layer)
+        layer, parts = self.layer, (self.layer.weight, self.layer.bias)
+        if isinstance(layer, TruncatedConv2d):
+            return Convolved(layer, self.shape)
+        if isinstance(layer, ClippedLinear):
+            return Clipped(*parts, layer.clip)
         # A truncated layer that removes nothing is a plain one.
-        return Truncated(self.layer) if isinstance(self.layer, TruncatedLinear) and self.layer.k else Dense(self.layer)
+        return Truncated(*parts, layer.k) if isinstance(layer, TruncatedLinear) and layer.k else Dense(*parts)
 
 
 def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -87,22 +100,35 @@ def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(f"{name}.{child}" if name else child, layer)
 
 
-def _check_first(name: str, layer: nn.Linear, x: Tensor, flat: bool) -> None:
-    if not flat:
-        raise ValueError(f"x must be (n, features), or go through Flatten first, before {name}, got {tuple(x.shape)}")
-    if x[0].numel() != layer.in_features:
-        raise ValueError(f"x must have {layer.in_features} numbers a row for {name}, got shape {tuple(x.shape)}")
+def _check_first(name: str, layer: nn.Linear | TruncatedConv2d, x: Tensor, flat: bool) -> tuple[int, ...]:
+    """The shape of a row as the layer sees it."""
+    if isinstance(layer, TruncatedConv2d):
+        if flat or x.ndim != 4 or x.shape[1] != layer.in_channels:
+            raise ValueError(
+                f"x must be images (n, {layer.in_channels}, height, width), with no Flatten before {name}, got "
+                f"{tuple(x.shape)}"
+            )
+        shape = tuple(x.shape[1:])
+    else:
+        if not flat:
+            raise ValueError(
+                f"x must be (n, features), or go through Flatten first, before {name}, got {tuple(x.shape)}"
+            )
+        if x[0].numel() != layer.in_features:
+            raise ValueError(f"x must have {layer.in_features} numbers a row for {name}, got shape {tuple(x.shape)}")
+        shape = (layer.in_features,)
     known = x.dtype in (torch.float32, torch.float64)
     if not known or (x.dtype, x.device) != (layer.weight.dtype, layer.weight.device):
         raise ValueError(
             f"x must be float32 or float64 with the dtype and device of {name} "
             f"({layer.weight.dtype} on {layer.weight.device}), got {x.dtype} on {x.device}"
         )
+    return shape
 
 
 def _check_later(name: str, layer: nn.Module) -> None:
     kind = type(layer)
-    if kind in (TruncatedLinear, ClippedLinear, InputTruncation):
+    if kind in (TruncatedLinear, TruncatedConv2d, ClippedLinear, InputTruncation):
         raise ValueError(f"model must truncate or clip in its first layer alone, got {name} ({kind.__name__}) after it")
     if kind not in AFFINE + BENT:
         known = ", ".join(each.__name__ for each in AFFINE + BENT)

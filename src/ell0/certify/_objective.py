@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attacks.contract import check_count
-from ._certify import margins
+from ..threat import Unit
+from ._certify import ANY_VALUE, margins
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,14 @@ class Stage:
 
     budget: int
     mix: float
+    unit: Unit = "feature"
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
 
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
         """
-        scores = -margins(model, x, y, self.budget)
+        scores = -margins(model, x, y, self.budget, replace(ANY_VALUE, unit=self.unit))
         loss = F.cross_entropy(scores, y)
         if self.mix < 1:
             loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
@@ -41,17 +44,19 @@ class Objective:
     the first ``ramp`` of the epochs.
 
     Args:
-        budget: changes that the bound allows in the end, at most the k of the model's first layer.
+        budget: changes that the bound allows in the end, at most what the k of the model's first layer bounds.
         mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
         ramp: in [0, 1].
         mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout; a ramp of
             0 leaves it no time.
+        unit: what counts as a change, as for `L0Ball`.
     """
 
     budget: int
     mix: float = 1.0
     ramp: float = 0.4
     mix_start: float | None = None
+    unit: Unit = "feature"
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget)
@@ -61,18 +66,21 @@ class Objective:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
         if self.mix_start is not None and not 0 <= self.mix_start <= 1:
             raise ValueError(f"mix_start must lie in [0, 1], got {self.mix_start!r}")
+        if self.unit not in get_args(Unit):
+            raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
 
     def at(self, epoch: int, epochs: int) -> Stage:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
         if epoch >= rising:
-            return Stage(self.budget, self.mix)
+            return Stage(self.budget, self.mix, self.unit)
         budget = math.ceil(self.budget * epoch / rising)
         start = self.mix if self.mix_start is None else self.mix_start
         # With the budget and not with the epochs: each stage costs a graph of its own on a GPU.
-        return Stage(budget, start + (self.mix - start) * budget / self.budget)
+        return Stage(budget, start + (self.mix - start) * budget / self.budget, self.unit)
 
     def __repr__(self) -> str:
-        """What tells one training from another: as it was before there was a ``mix_start``, where there is none."""
-        start = "" if self.mix_start is None else f", mix_start={self.mix_start!r}"
-        return f"Objective(budget={self.budget!r}, mix={self.mix!r}, ramp={self.ramp!r}{start})"
+        """What tells one training from another: as it was before ``mix_start`` and ``unit``, where they say nothing."""
+        more = "" if self.mix_start is None else f", mix_start={self.mix_start!r}"
+        more += "" if self.unit == "feature" else f", unit={self.unit!r}"
+        return f"Objective(budget={self.budget!r}, mix={self.mix!r}, ramp={self.ramp!r}{more})"

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..nn import ClippedLinear
 from ..ops import clipped_linear, trimmed_linear
-from ._first import ROUNDING, First, slack
+from ._first import ROUNDING, First, slack, sum_of_magnitudes
 from ._reach import Reach, in_blocks, largest_sums
 
 
@@ -88,15 +87,15 @@ class Dense(Separable):
 
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
         terms = reach.x.shape[1]
-        return slack((terms + 2) * ROUNDING, terms, self._sum_of_magnitudes(reach, budgets))
+        return slack((terms + 2) * ROUNDING, terms, sum_of_magnitudes(self.weight, self.bias, reach, budgets))
 
 
 class Clipped(Separable):
     """phi clips to [-clip, clip]."""
 
-    def __init__(self, layer: ClippedLinear) -> None:
-        super().__init__(layer)
-        self.clip = layer.clip
+    def __init__(self, weight: Tensor, bias: Tensor | None, clip: float) -> None:
+        super().__init__(weight, bias)
+        self.clip = clip
 
     def limit(self, reach: Reach) -> int:
         return reach.number_of_units

@@ -22,15 +22,17 @@ output, which knows the attacker's box; and, since all outputs see the same x_j 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..nn import TruncatedLinear
 from ..ops import trimmed_linears, truncated_linear
+from ..ops.blocked import ascending
 from ..ops.reference import products
-from ._first import First, slack
+from ._first import ROUNDING, First, slack, sum_of_magnitudes
 from ._reach import Reach, blocks, in_blocks, largest_sums
 
 OPERATOR = 2e-5
@@ -40,10 +42,146 @@ LONG = 20_000
 """Terms beyond which the operator's float32 sums may err by more, in proportion."""
 
 
-class Truncated(First):
-    def __init__(self, layer: TruncatedLinear) -> None:
-        super().__init__(layer)
-        self.k = layer.k
+class Sums:
+    """Bounds of truncated sums over rows ``(n, d)``: what a dense layer and a receptive field have in common.
+
+    weight: ``(h, d)``.  Of a field, the reach is that of the numbers it sees.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, k: int) -> None:
+        self.weight, self.bias, self.k = weight, bias, k
+
+    def terms(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What the sums are made of: ``(n, h, terms)`` for x ``(n, d)`` and a weight ``(h, d)``."""
+        return x.unsqueeze(1) * weight
+
+    def ends(self, reach: Reach, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each term: two ``(n, h, terms)``."""
+        ends = products(reach.low, weight), products(reach.high, weight)
+        return torch.minimum(*ends), torch.maximum(*ends)
+
+    def moving(self, reach: Reach) -> Tensor:
+        """False where a term has only frozen numbers: ``(n, terms)``."""
+        return reach.moves
+
+    def movable(self, reach: Reach, weight: Tensor) -> Tensor:
+        """False where a term cannot change: ``(n, h, terms)``."""
+        return reach.moves.unsqueeze(1) & (weight != 0)
+
+    def numbers(self, reach: Reach, budgets: Tensor) -> Tensor:
+        """The most terms of a sum that change with budgets ``(n, m)``, in units: ``(n, m)``."""
+        return torch.minimum(budgets * reach.widest, self.moving(reach).sum(1, keepdim=True))
+
+    def units(self, reach: Reach, amounts: Tensor) -> Tensor:
+        """Sums over the terms that a unit of the ball changes: ``(..., units)`` for amounts ``(..., terms)``."""
+        return reach.units(amounts)
+
+    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact for any value, units of one term and m <= k; else the better of both bounds, exact for m = 1."""
+        boxed, dtype = self.boxed(reach), self.weight.dtype
+        # Terms are rounded as the layer rounds them, and added up in the dtype of the bounds.
+        weights = self.weight.to(reach.x.dtype)
+        stuck = bool((self.weight == 0).any()) or not bool(reach.moves.all())
+
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            here, weight = reach[b], weights[o]
+            terms = self.terms(here.x, weight)
+            numbers = self.numbers(here, budgets[b])
+            if stuck:
+                place = _argsort(terms)
+                order = terms.gather(-1, place)
+                free = self.movable(here, weight).gather(-1, place)
+                low = -_highest(-order.flip(-1), free.flip(-1), self.k, numbers, dtype)
+                high = _highest(order, free, self.k, numbers, dtype)
+            else:
+                order = ascending(terms)
+                low, high = _shifted(order, self.k, numbers, dtype)
+            if boxed:
+                middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype)
+                movable = self.movable(here, weight)
+                falls, rises = [], []
+                for m, budget in zip(numbers.T, budgets[b].T, strict=True):
+                    fall, rise = (a * movable for a in self._amounts(terms, order, here, weight, m))
+                    falls.append(largest_sums(self.units(here, fall), budget.unsqueeze(1), dtype))
+                    rises.append(largest_sums(self.units(here, rise), budget.unsqueeze(1), dtype))
+                low = torch.maximum(low, middle.unsqueeze(1) - torch.cat(falls, 1))
+                high = torch.minimum(high, middle.unsqueeze(1) + torch.cat(rises, 1))
+            return low, high
+
+        low, high = in_blocks(block, reach, len(self.weight))
+        return low + self.bias, high + self.bias
+
+    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
+        amounts = torch.maximum(*self.shares(reach, budgets, head)) * self.moving(reach).unsqueeze(1)
+        return largest_sums(self.units(reach, amounts), budgets.unsqueeze(1)).squeeze(1)
+
+    def shares(self, reach: Reach, budgets: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        """How far each number, moved down or up, lowers ``head @ outputs`` at most, whatever moves beside it.
+
+        budgets: ``(n,)``.  head: ``(n, c, h)``.  Result: two ``(n, c, d)``, frozen numbers not looked for.
+        """
+        n, d = reach.x.shape
+        down, up = head.new_zeros(2, n, head.shape[1], d)
+        weights = self.weight.to(reach.x.dtype)
+        with_x, against_x = (weights > 0).to(weights), (weights < 0).to(weights)
+        for b, o, fall, rise in self._falls(reach, budgets):
+            gains, losses = head[b, :, o].clamp(min=0), -head[b, :, o].clamp(max=0)
+            down[b] += gains @ (fall * with_x[o]).to(head) + losses @ (rise * against_x[o]).to(head)
+            up[b] += gains @ (fall * against_x[o]).to(head) + losses @ (rise * with_x[o]).to(head)
+        return down, up
+
+    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+        """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most."""
+        here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
+        terms = reach.x.shape[1]
+        share = OPERATOR * max(1.0, terms / LONG)
+        if not self.k:  # a plain sum, in any order
+            share = (terms + 2) * ROUNDING
+        if reach.any_value:
+            return slack(share, terms, here)
+        within = (self.numbers(reach, budgets) <= self.k).unsqueeze(-1)
+        beyond = sum_of_magnitudes(self.weight, self.bias, reach, budgets)
+        return slack(share, terms, torch.where(within, here, beyond))
+
+    def boxed(self, reach: Reach) -> bool:
+        """Whether changing one number at a time may bound more tightly than changing them to any value."""
+        return not reach.any_value or reach.channels > 1
+
+    def _falls(self, reach: Reach, budgets: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        """`_amounts` of some samples and outputs at a time, with the slices of both."""
+        numbers = self.numbers(reach, budgets.unsqueeze(1)).squeeze(1)
+        weights = self.weight.to(reach.x.dtype)
+        for b, o in blocks(len(reach.x), len(weights), weights.shape[1], reach.x.device):
+            here, weight = reach[b], weights[o]
+            terms = self.terms(here.x, weight)
+            yield b, o, *self._amounts(terms, ascending(terms), here, weight, numbers[b])
+
+    def _amounts(
+        self, terms: Tensor, order: Tensor, reach: Reach, weight: Tensor, numbers: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """How far each term lowers and raises T_k at most while ``numbers`` (n,) move: two ``(n, h, terms)``.
+
+        terms: ``(n, h, terms)``.  order: the same, ascending. Where numbers may take any value, those that are frozen
+        and weights of 0 are not looked for: the caller masks them.
+        """
+        k, d = self.k, order.shape[-1]
+        m = numbers.view(-1, 1, 1).expand(-1, order.shape[1], 1)
+        floor = order.gather(-1, (k - m).clamp(min=0)).masked_fill(m > k, -torch.inf)
+        ceiling = order.gather(-1, (d - k - 1 + m).clamp(max=d - 1)).masked_fill(m > k, torch.inf)
+        if not reach.any_value:
+            least, most = self.ends(reach, weight)
+            floor, ceiling = torch.maximum(least, floor), torch.minimum(most, ceiling)
+        fall = (terms.minimum(order[..., d - k - 1, None]) - floor).clamp_(min=0)
+        rise = (ceiling - terms.maximum(order[..., k, None])).clamp_(min=0)
+        return fall, rise
+
+
+class Truncated(Sums, First):
+    """The dense layer."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, k: int) -> None:
+        First.__init__(self, weight, bias)
+        self.k = k
 
     def limit(self, reach: Reach) -> int:
         if reach.bounded or int(reach.moves.sum(1).max()) <= self.k:
@@ -62,68 +200,7 @@ class Truncated(First):
         return truncated_linear(x, self.weight, self.bias, k=self.k)
 
     def sweeps(self, reach: Reach) -> bool:
-        return not self._boxed(reach)
-
-    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact for any value, features as units and m <= k; else the better of both bounds, exact for m = 1."""
-        boxed, dtype = self._boxed(reach), self.weight.dtype
-        # Terms are rounded as the layer rounds them, and added up in the dtype of the bounds.
-        weights = self.weight.to(reach.x.dtype)
-        stuck = bool((self.weight == 0).any()) or not bool(reach.moves.all())
-
-        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
-            here, weight = reach[b], weights[o]
-            terms = here.x.unsqueeze(1) * weight
-            numbers = here.numbers(budgets[b])
-            if stuck:
-                place = _argsort(terms)
-                order = terms.gather(-1, place)
-                free = (here.moves.unsqueeze(1) & (weight != 0)).gather(-1, place)
-                low = -_highest(-order.flip(-1), free.flip(-1), self.k, numbers, dtype)
-                high = _highest(order, free, self.k, numbers, dtype)
-            else:
-                order = _sort(terms)
-                low, high = _shifted(order, self.k, numbers, dtype)
-            if boxed:
-                middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype)
-                movable = here.moves.unsqueeze(1) & (weight != 0)
-                falls, rises = [], []
-                for m, budget in zip(numbers.T, budgets[b].T, strict=True):
-                    fall, rise = (a * movable for a in _amounts(terms, order, here, weight, self.k, m))
-                    falls.append(largest_sums(here.units(fall), budget.unsqueeze(1), dtype))
-                    rises.append(largest_sums(here.units(rise), budget.unsqueeze(1), dtype))
-                low = torch.maximum(low, middle.unsqueeze(1) - torch.cat(falls, 1))
-                high = torch.minimum(high, middle.unsqueeze(1) + torch.cat(rises, 1))
-            return low, high
-
-        low, high = in_blocks(block, reach, len(self.weight))
-        return low + self.bias, high + self.bias
-
-    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
-        n, d = reach.x.shape
-        down, up = head.new_zeros(2, n, head.shape[1], d)
-        numbers = reach.numbers(budgets.unsqueeze(1)).squeeze(1)
-        weights = self.weight.to(reach.x.dtype)
-        with_x, against_x = (weights > 0).to(weights), (weights < 0).to(weights)
-        for b, o in blocks(n, len(weights), d, head.device):
-            here, weight = reach[b], weights[o]
-            terms = here.x.unsqueeze(1) * weight
-            fall, rise = _amounts(terms, _sort(terms), here, weight, self.k, numbers[b])
-            gains, losses = head[b, :, o].clamp(min=0), -head[b, :, o].clamp(max=0)
-            down[b] += gains @ (fall * with_x[o]).to(head) + losses @ (rise * against_x[o]).to(head)
-            up[b] += gains @ (fall * against_x[o]).to(head) + losses @ (rise * with_x[o]).to(head)
-        amounts = torch.maximum(down, up) * reach.moves.unsqueeze(1)
-        return largest_sums(reach.units(amounts), budgets.unsqueeze(1)).squeeze(1)
-
-    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
-        """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most."""
-        here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
-        terms = reach.x.shape[1]
-        share = OPERATOR * max(1.0, terms / LONG)
-        if reach.any_value:
-            return slack(share, terms, here)
-        within = (reach.numbers(budgets) <= self.k).unsqueeze(-1)
-        return slack(share, terms, torch.where(within, here, self._sum_of_magnitudes(reach, budgets)))
+        return not self.boxed(reach)
 
     def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
         """For m <= k that of any value, by the operator; a box only shrinks it."""
@@ -133,17 +210,6 @@ class Truncated(First):
         counts = ((k + numbers, k - numbers), (k - numbers, k + numbers))
         low, high = trimmed_linears(reach.x, self.weight, self.bias, counts=counts)
         return low, high
-
-    def _boxed(self, reach: Reach) -> bool:
-        """Whether changing one number at a time may bound more tightly than changing them to any value."""
-        return not reach.any_value or reach.channels > 1
-
-
-def _sort(terms: Tensor) -> Tensor:
-    """Ascending along the last dimension."""
-    if terms.device.type == "cpu" and not terms.requires_grad:
-        return torch.from_numpy(np.sort(terms.numpy(), -1))  # an order of magnitude faster than torch here
-    return terms.sort(-1).values
 
 
 def _argsort(terms: Tensor) -> Tensor:
@@ -186,23 +252,3 @@ def _highest(order: Tensor, free: Tensor, k: int, numbers: Tensor, dtype: torch.
 
     high = smallest(d - k) - smallest(k)
     return high.masked_fill(m > k, torch.inf).transpose(1, 2)
-
-
-def _amounts(
-    terms: Tensor, order: Tensor, reach: Reach, weight: Tensor, k: int, numbers: Tensor
-) -> tuple[Tensor, Tensor]:
-    """How far each number lowers and raises T_k at most while ``numbers`` (n,) move: two ``(n, h, d)``, fall and rise.
-
-    terms: ``(n, h, d)``.  order: the same, ascending. Where numbers may take any value, frozen numbers and weights of 0
-    are not looked for: the caller masks them.
-    """
-    d = order.shape[-1]
-    m = numbers.view(-1, 1, 1).expand(-1, order.shape[1], 1)
-    floor = order.gather(-1, (k - m).clamp(min=0)).masked_fill(m > k, -torch.inf)
-    ceiling = order.gather(-1, (d - k - 1 + m).clamp(max=d - 1)).masked_fill(m > k, torch.inf)
-    if not reach.any_value:
-        ends = products(reach.low, weight), products(reach.high, weight)
-        floor, ceiling = torch.maximum(torch.minimum(*ends), floor), torch.minimum(torch.maximum(*ends), ceiling)
-    fall = (terms.minimum(order[..., d - k - 1, None]) - floor).clamp_(min=0)
-    rise = (ceiling - terms.maximum(order[..., k, None])).clamp_(min=0)
-    return fall, rise

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .reference import products
 
 BLOCK_ELEMENTS = 1 << 20
+
+
+def ascending(terms: Tensor) -> Tensor:
+    """Sorted along the last dimension."""
+    if terms.device.type == "cpu" and not terms.requires_grad:
+        return torch.from_numpy(np.sort(terms.numpy(), -1))  # an order of magnitude faster than torch here
+    return terms.sort(-1).values
 
 
 def thresholds(terms: Tensor, top: int, bottom: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

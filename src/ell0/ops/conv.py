@@ -2,7 +2,8 @@
 
 The fields of some output positions at a time are unfolded, for the forward and again for the backward pass; none of
 them is kept in between. With unit "feature" they are the rows of the trimmed product (`operator`); with unit "pixel"
-the terms are few, one for each place of the window, and are sorted out by comparing whole tensors.
+the terms are few, one for each place of the window, and are sorted out by comparing whole tensors; those of a large
+window are sorted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .blocked import check_counts
+from .blocked import ascending, check_counts
 from .operator import leave_autocast, refuse_forward_mode
 from .reference import Geometry
 
@@ -26,6 +27,12 @@ UNFOLDED = 1 << 24
 
 CACHED = 1 << 18
 """The same for pixels on the CPU, where what is compared again and again should stay in the cache."""
+
+LARGE, SORTED = 64, 1 << 22
+"""Places of a window beyond which so many are unfolded after all: its matrix products, one a place, would be tiny."""
+
+COMPARED = 512
+"""Terms times those that leave; beyond it pixels are sorted instead of compared."""
 
 
 def trimmed_conv2d(
@@ -143,7 +150,7 @@ def _admit(
             raise ValueError(f"{name} must have the dtype of weight ({weight.dtype}), got {tensor.dtype}")
         if tensor is not None and tensor.device != weight.device:
             raise ValueError(f"{name} must be on the device of weight ({weight.device}), got {tensor.device}")
-    if min(_size(x, weight, geometry)) < 1:
+    if min(output_size(x.shape[2:], weight.shape[2:], geometry)) < 1:
         raise ValueError(
             f"x must be at least as large as the window after padding, got {tuple(x.shape[2:])} for a window of "
             f"{tuple(weight.shape[2:])} with {geometry}"
@@ -157,12 +164,10 @@ def _admit(
     return x
 
 
-def _size(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, int]:
-    """Height and width of the output."""
+def output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> tuple[int, int]:
+    """Height and width of the output for those of an image and of the window."""
     height, width = (
-        (x.shape[2 + i] + 2 * geometry.padding[i] - geometry.dilation[i] * (weight.shape[2 + i] - 1) - 1)
-        // geometry.stride[i]
-        + 1
+        (size[i] + 2 * geometry.padding[i] - geometry.dilation[i] * (kernel[i] - 1) - 1) // geometry.stride[i] + 1
         for i in (0, 1)
     )
     return height, width
@@ -170,7 +175,7 @@ def _size(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, int]:
 
 def _empty(x: Tensor, weight: Tensor, geometry: Geometry, pairs: int) -> Tensor:
     """Room for the output, in the memory format of x as ``F.conv2d`` has it."""
-    (n, out), (height, width) = (x.shape[0], weight.shape[0]), _size(x, weight, geometry)
+    (n, out), (height, width) = (x.shape[0], weight.shape[0]), output_size(x.shape[2:], weight.shape[2:], geometry)
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return x.new_empty((pairs, n, out, height, width))
     return x.new_empty((pairs, n, height, width, out)).permute(0, 1, 4, 2, 3)
@@ -212,24 +217,28 @@ class _Pixels:
     """
 
     def __init__(self, weight: Tensor, counts: Sequence[int], finite: bool) -> None:
-        self._weight, self._counts = weight, list(zip(counts[::2], counts[1::2], strict=True))
+        self._counts = list(zip(counts[::2], counts[1::2], strict=True))
         self._multiply: _Multiply = torch.matmul if finite else _product
+        self._columns = weight.permute(2, 1, 0).double().contiguous()
 
     def forward(self, fields: Tensor, bias: Tensor | None) -> Tensor:
         """``(pairs, m, out)`` for fields ``(m, in, places)``."""
-        terms = pixel_terms(fields, self._weight, self._multiply)
+        terms = self._terms(fields)
         sums = []
         for top, bottom in self._counts:
             left, _, _ = trim_places(terms, top, bottom)
             total = left[0].double()
-            for term in left[1:]:
-                total += term
+            if isinstance(left, Tensor):
+                total = left.sum(0, dtype=torch.float64)
+            else:
+                for term in left[1:]:
+                    total += term
             sums.append(total if bias is None else total.add_(bias))
         return torch.stack(sums).to(terms.dtype)
 
     def backward(self, grad: Tensor, fields: Tensor, to_x: bool, to_weight: bool) -> tuple[Tensor, Tensor]:
         """Gradients to fields and weight for ``grad (pairs, m, out)``; one that is not wanted comes back empty."""
-        terms = pixel_terms(fields, self._weight, self._multiply)
+        terms = self._terms(fields)
         to_terms = torch.zeros_like(terms, dtype=torch.float64)
         for upstream, (top, bottom) in zip(grad, self._counts, strict=True):
             _, high, low = trim_places(terms, top, bottom)
@@ -238,21 +247,29 @@ class _Pixels:
             to_terms += upstream.masked_fill(undefined, torch.nan).expand_as(terms).masked_fill(leaves, 0.0)
         to_fields, to_rows = fields.new_empty((0, *fields.shape[1:])), fields.new_empty((0, *fields.shape[1:]))
         if to_x:
-            to_fields = self._multiply(to_terms, self._weight.permute(2, 0, 1).double()).permute(1, 2, 0)
+            to_fields = self._multiply(to_terms, self._columns.transpose(1, 2)).permute(1, 2, 0)
         if to_weight:
             to_rows = self._multiply(fields.permute(2, 1, 0).double(), to_terms).permute(2, 1, 0)
         return to_fields, to_rows
+
+    def _terms(self, fields: Tensor) -> Tensor:
+        return self._multiply(fields.permute(2, 0, 1).double(), self._columns).to(fields.dtype)
 
 
 _Compare = Callable[..., Tensor]
 _Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-def trim_places(terms: Tensor, top: int, bottom: int) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+def trim_places(terms: Tensor, top: int, bottom: int) -> tuple[Sequence[Tensor] | Tensor, Tensor, Tensor]:
     """The terms that stay, in no order, and the last ones that left; those mean nothing where none did.
 
     terms: ``(places, ...)``.  A NaN leaves neither the terms nor the cuts.
     """
+    places = len(terms)
+    if (top + bottom) * places > COMPARED:
+        order = ascending(terms.movedim(0, -1)).movedim(-1, 0)
+        order = order.masked_fill(terms.isnan().any(0), torch.nan)
+        return order[bottom : places - top], order[places - max(1, top)], order[max(1, bottom) - 1]
     left: Sequence[Tensor] = terms.clone().unbind()
     spare, cuts = torch.empty_like(terms[0]), []
     for count, first, last in ((top, torch.maximum, torch.minimum), (bottom, torch.minimum, torch.maximum)):
@@ -312,11 +329,14 @@ class _Windows:
 
     def __init__(self, x: Tensor, weight: Tensor, geometry: Geometry, unit: str) -> None:
         self._x, self._geometry = x, geometry
-        self._kernel, (self._height, self._width) = weight.shape[2:], _size(x, weight, geometry)
+        self._kernel = weight.shape[2:]
+        self._height, self._width = output_size(x.shape[2:], self._kernel, geometry)
         places = self._kernel.numel()
         # A feature leaves two cuts and two counts of ties for each output, a pixel its terms.
         each = places * len(weight) if unit == "pixel" else max(x.shape[1] * places, 4 * len(weight))
-        elements = CACHED if unit == "pixel" and not x.is_cuda else UNFOLDED
+        elements = UNFOLDED
+        if unit == "pixel" and not x.is_cuda:
+            elements = CACHED if places <= LARGE else SORTED
         self._rows = max(1, elements // max(1, each * self._width))
 
     def images(self) -> Iterator[tuple[slice, Tensor]]:

@@ -401,7 +401,7 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
 def _objective(table: Table | None) -> Objective | None:
     if table is None:
         return None
-    given = {"budget": table.need("budget", whole(1))}
+    given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     given |= table.rest(["mix", "ramp", "mix_start"])
     table.close()
     try:
