@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops import clipped_linear, trimmed_linear
+from ..ops import clipped_linear, trimmed_conv2d, trimmed_linear
 from ._first import ROUNDING, First, slack, sum_of_magnitudes
 from ._reach import Reach, in_blocks, largest_sums
 
@@ -67,16 +67,20 @@ class Dense(Separable):
         return numbers.unsqueeze(1) * weight
 
     def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
-        """By the operator: what a change adds to an output is a product of numbers >= 0, of which the largest count.
+        """By the operators: what a change adds to an output is a product of numbers >= 0, of which the largest count.
 
-            rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
+        rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
         """
-        if reach.channels > 1:
-            return super().trainable_interval(reach, budget)
         below, above = reach.x - reach.low, reach.high - reach.x
         steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
         weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
-        fall, rise = (F.linear(steps, weight) - trimmed_linear(steps, weight, top=budget, bottom=0)).chunk(2)
+        moved = F.linear(steps, weight)
+        if reach.channels == 1:
+            moved = moved - trimmed_linear(steps, weight, top=budget, bottom=0)
+        elif budget < reach.number_of_units:  # a unit is a place of a window with twice its channels
+            windows, kernels = (t.unflatten(1, (-1, 1, reach.number_of_units)) for t in (steps, weight))
+            moved = moved - trimmed_conv2d(windows, kernels, top=budget, bottom=0, unit="pixel").flatten(1)
+        fall, rise = moved.chunk(2)
         value = self.value(reach.x)
         return value - fall, value + rise
 
