@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, cast, get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -351,6 +352,21 @@ def test_rounding_stays_within_the_slack(case: Case, scale: float) -> None:
     slack = bound(case, "ibp")[1]
     assert ((exact - rounded).abs() <= slack).all()
     assert (slack[case.y[:, None] != torch.arange(slack.shape[1])] > 0).all()
+
+
+@layers
+@given(cases(), st.sampled_from([0.01, 0.2]))
+def test_errors_of_the_first_layer_stay_within_the_slack(case: Case, error: float) -> None:
+    bounder = Bounder(case.network)
+    goals, budgets = margin_goals(case.y, case.model(case.x).shape[1]), torch.full((len(case.x),), case.ball.budget)
+    with torch.no_grad():
+        outputs, head = bounder.first.value(case.reach.x), nn.Sequential(*case.network.head)
+        errors = torch.full_like(outputs[:1, None], error)
+        with mock.patch.object(type(bounder.first), "rounding", lambda *_: errors):
+            slack = bounder.at(case.reach, budgets, goals, "ibp")[1]
+        for signs in product((-error, error), repeat=outputs.shape[1]):
+            moved = head(outputs + torch.tensor(signs, dtype=outputs.dtype)) - head(outputs)
+            assert ((goals @ moved.unsqueeze(-1)).squeeze(-1).abs() <= slack + 1e-9).all()
 
 
 @few

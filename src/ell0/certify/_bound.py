@@ -56,11 +56,21 @@ class Bounder:
         return torch.stack(found).amax(0), self._slack(reach, column, passed, goals).squeeze(1)
 
     def _slack(self, reach: Reach, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
-        """What ``goals @ logits`` in float32 may lie below the exact value: ``(n, m, c)``."""
+        """What ``goals @ logits`` in float32 may lie below the exact value: ``(n, m, c)``.
+
+        Behind the last layer that bends, the goals meet the errors that come in as one linear function; what the layers
+        there add to them of their own is added up.
+        """
+        head = self.network.head
+        slopes, _, place = backward(head, passed, goals, relax=False)
         error = self.first.rounding(reach, budgets)
         error = error.expand(*budgets.shape, error.shape[-1]).flatten(0, 1)
-        error = rounding(self.network.head, passed, error)
-        slack: Tensor = error.unflatten(0, budgets.shape) @ goals.abs().transpose(1, 2)
+        error = rounding(head[:place], passed, error)
+        low, high = passed[place]
+        tail = head[place:]
+        own = rounding(tail, intervals(tail, (low - error, high + error)), torch.zeros_like(error))
+        coming = error.unflatten(0, budgets.shape).flatten(2) @ slopes.flatten(2).abs().transpose(1, 2)
+        slack: Tensor = coming + own.unflatten(0, budgets.shape) @ goals.abs().transpose(1, 2)
         return slack
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -9,9 +10,16 @@ from torch import Tensor
 
 from ._reach import Reach, largest_sums
 
-ROUNDING = torch.finfo(torch.float32).eps
-"""Twice the unit roundoff of float32: once for the model that predicts, once for second-order terms and for the
-certificate's own float64. A model in float64 is held to it as well, so the certificate's arithmetic never counts."""
+UNIT = 2.0**-24
+"""The unit roundoff of float32. A model in float64 is held to it as well, so the certificate's arithmetic, in float64,
+never counts: it is covered by a millionth more."""
+
+
+def rounding_share(terms: int) -> float:
+    """How far a float32 sum of so many products and an offset, in any order, lies from the exact one, as a share of the
+    sum of their magnitudes: n u / (1 - n u) for n = terms + 2."""
+    errors = (terms + 2) * UNIT
+    return errors / (1 - errors) * (1 + 1e-6) if errors < 0.5 else math.inf
 
 
 def slack(share: float, terms: int, magnitudes: Tensor) -> Tensor:

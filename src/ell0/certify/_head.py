@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._first import ROUNDING, slack
+from ._first import rounding_share, slack
 from ._network import AFFINE
 
 Interval = tuple[Tensor, Tensor]
@@ -39,15 +39,18 @@ def rounding(layers: Sequence[nn.Module], passed: Sequence[Interval], error: Ten
     """How far the last layer's outputs in float32 lie from the exact ones at most, given those of the input.
 
     passed: what `intervals` found. A sum of p products in any order errs by p unit roundoffs of the sum of their
-    magnitudes, on top of what the errors of its input add up to. ReLU and max pooling err by no more than their input.
+    magnitudes, on top of what the errors of its input add up to. ReLU and max pooling err by no more than their input,
+    and ReLU not at all where neither the exact nor the rounded number can be positive.
     """
     for layer, (low, high) in zip(layers, passed, strict=False):
         if isinstance(layer, AFFINE):
             size = torch.maximum(low.abs(), high.abs()) + error
             terms, offset = _terms(layer), _offset(layer, low.ndim)
-            own = slack((terms + 2) * ROUNDING, terms, _spread(layer, size) + offset)
+            own = slack(rounding_share(terms), terms, _spread(layer, size) + offset)
             error = _spread(layer, error) + (own if terms else 0.0)
-        elif isinstance(layer, nn.MaxPool2d):
+        elif isinstance(layer, nn.ReLU):
+            error = error.masked_fill(high + error <= 0, 0.0)
+        else:
             error = layer(error)
     return error
 
@@ -160,7 +163,7 @@ def _terms(layer: nn.Module) -> int:
         return layer.weight[0].numel()
     if isinstance(layer, nn.AvgPool2d):
         return math.prod(_pair(layer.kernel_size))
-    return 8 if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) else 0
+    return 18 if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) else 0  # square roots err by more than a sum
 
 
 def _factor(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import clipped_linear, trimmed_conv2d, trimmed_linear
-from ._first import ROUNDING, First, slack, sum_of_magnitudes
+from ._first import First, rounding_share, slack, sum_of_magnitudes
 from ._reach import Reach, in_blocks, largest_sums
 
 
@@ -91,7 +91,7 @@ class Dense(Separable):
 
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
         terms = reach.x.shape[1]
-        return slack((terms + 2) * ROUNDING, terms, sum_of_magnitudes(self.weight, self.bias, reach, budgets))
+        return slack(rounding_share(terms), terms, sum_of_magnitudes(self.weight, self.bias, reach, budgets))
 
 
 class Clipped(Separable):
@@ -142,4 +142,4 @@ class Clipped(Separable):
         here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
         changed = self.clip * reach.numbers(budgets).to(here.dtype).unsqueeze(-1)
         terms = reach.x.shape[1]
-        return slack((terms + 2) * ROUNDING, terms, here + changed)
+        return slack(rounding_share(terms), terms, here + changed)

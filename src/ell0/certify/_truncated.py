@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from ..ops import trimmed_linears, truncated_linear
 from ..ops.blocked import ascending
 from ..ops.reference import products
-from ._first import ROUNDING, First, slack, sum_of_magnitudes
+from ._first import First, rounding_share, slack, sum_of_magnitudes
 from ._reach import Reach, blocks, in_blocks, largest_sums
 
 OPERATOR = 2e-5
@@ -136,7 +136,7 @@ class Sums:
         terms = reach.x.shape[1]
         share = OPERATOR * max(1.0, terms / LONG)
         if not self.k:  # a plain sum, in any order
-            share = (terms + 2) * ROUNDING
+            share = rounding_share(terms)
         if reach.any_value:
             return slack(share, terms, here)
         within = (self.numbers(reach, budgets) <= self.k).unsqueeze(-1)
