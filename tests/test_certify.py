@@ -362,7 +362,7 @@ def test_errors_of_the_first_layer_stay_within_the_slack(case: Case, error: floa
     with torch.no_grad():
         outputs, head = bounder.first.value(case.reach.x), nn.Sequential(*case.network.head)
         errors = torch.full_like(outputs[:1, None], error)
-        with mock.patch.object(type(bounder.first), "rounding", lambda *_: errors):
+        with mock.patch.object(type(bounder.first), "rounding", return_value=errors):
             slack = bounder.at(case.reach, budgets, goals, "ibp")[1]
         for signs in product((-error, error), repeat=outputs.shape[1]):
             moved = head(outputs + torch.tensor(signs, dtype=outputs.dtype)) - head(outputs)
