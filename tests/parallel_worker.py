@@ -1,13 +1,16 @@
-"""What each process of a team does in `test_parallel`: ``parallel_worker.py JOB FOLDER [RANKS] [sharded]``.
+"""What each process of a team does in `test_parallel`: ``parallel_worker.py RANKS JOB FOLDER [JOB FOLDER ...]``.
 
-Or, with the words of a command: ``parallel_worker.py command WORDS``.
+A start takes longer than most jobs, so one does several. RANKS is 0 where torchrun has started them. Or, with the words
+of a command: ``parallel_worker.py command WORDS``.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -34,7 +37,7 @@ from ell0.train._step import Stepper
 
 BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
-CONFIG = TrainConfig(epochs=9, batch=129, rates=(0.002,), optimizer="adam", refresh=3, attack_batch=500)
+CONFIG = TrainConfig(epochs=7, batch=129, rates=(0.002,), optimizer="adam", refresh=3, attack_batch=500)
 ATTACK = partial(sparse_rs, ball=BALL, queries=20)
 ROWS = 101
 JUDGES = {"rs": partial(sparse_rs, queries=30)}
@@ -90,7 +93,8 @@ def narrow() -> nn.Sequential:
 
 
 def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, stop: bool = False) -> nn.Sequential:
-    """The narrow network trained on few rows; stopped after two epochs, with a checkpoint, or to the end."""
+    """The narrow network trained on few rows in two odd batches; stopped after two epochs, with a checkpoint, or to the
+    end."""
     model = narrow()
     x, y = data.load("digits", "train")
 
@@ -100,7 +104,7 @@ def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, s
 
     try:
         with patch.object(Folder, "due", lambda *_: True):
-            train.fit(model, (x[:72], y[:72]), config, out=out, team=team, progress=progress)
+            train.fit(model, (x[:43], y[:43]), config, out=out, team=team, progress=progress)
     except InterruptedError:
         pass
     return model
@@ -110,7 +114,7 @@ def proven(team: Team) -> nn.Sequential:
     """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch."""
     model, config = network(), TrainConfig(epochs=3, batch=29, rates=(0.1,))
     x, y = data.load("digits", "train")
-    train.fit(model, (x[:72], y[:72]), config, objective=Objective(2), team=team)
+    train.fit(model, (x[:43], y[:43]), config, objective=Objective(2), team=team)
     return model
 
 
@@ -160,18 +164,18 @@ def _all(folder: Path, team: Team) -> None:
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))
 
 
-def _all_and_sharded(folder: Path, team: Team) -> None:
-    """The same, and what a sharded team of these processes makes of the narrow network, and keeps on a rank."""
-    _all(folder, team)
+def _sharded(folder: Path, team: Team) -> None:
+    """What a sharded team of these processes makes of the narrow network, and keeps on a rank."""
     assert isinstance(team, _Ranks)
     parts = _Ranks(team._fabric, sharded=True)
     told: dict[str, Any] = {}
     for name, config in SHARDED.items():
         told[name] = {"sharded": numbers(narrowly(config, parts)), "whole": numbers(narrowly(config, team))}
     told["objective"] = {"sharded": numbers(proven(parts)), "whole": numbers(proven(team))}
-    for home, its in (("whole", team), ("sharded", parts), ("sharded-on", parts)):
+    for home, its in (("whole", team), ("sharded", parts)):
         narrowly(SHARDED["adam"], its, folder / home, stop=True)
-    told["resumed"] = numbers(narrowly(SHARDED["adam"], parts, folder / "sharded-on"))
+    again = team.once(lambda: Path(shutil.copytree(folder / "sharded", folder / "again")))
+    told["resumed"] = numbers(narrowly(SHARDED["adam"], parts, again))
     stepper = Stepper(narrow(), SHARDED["adam"], parts)
     x, y = data.load("digits", "train")
     stepper.step(x[:9], y[:9])
@@ -217,15 +221,19 @@ def _raises_on_rank_1(words: list[str]) -> int:
 
 JOBS = {
     "all": _all,
-    "all-and-sharded": _all_and_sharded,
+    "sharded": _sharded,
     "killed-in-training": _killed_in_training,
+    "killed-in-sharded-training": _killed_in_training,
     "killed-in-evaluation": _killed_in_evaluation,
 }
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    job, words = sys.argv[1], sys.argv[2:]
-    if job in ("command", "raises"):
-        raise SystemExit(main(words) if job == "command" else _raises_on_rank_1(words))
-    with together(int(words[1]) if len(words) > 1 else None, device="cpu", sharded="sharded" in words) as its:
-        JOBS[job](Path(words[0]), its)
+    gc.disable()  # it takes half a second of what Fabric imports
+    ranks, *words = sys.argv[1:]
+    if ranks in ("command", "raises"):
+        raise SystemExit(main(words) if ranks == "command" else _raises_on_rank_1(words))
+    jobs = list(zip(words[::2], map(Path, words[1::2]), strict=True))
+    with together(int(ranks) or None, device="cpu", sharded=words[0] == "killed-in-sharded-training") as its:
+        for job, folder in jobs:
+            JOBS[job](folder, its)

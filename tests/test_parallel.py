@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -39,10 +39,13 @@ from ell0.train._step import _layers
 
 T = TypeVar("T")
 WORKER = Path(worker.__file__)
+STARTS = ThreadPoolExecutor(2)  # the processes of a team start one after the other, so that it takes two for two cores
 
 
 class Thread(Team):
     """A rank that is a thread of this process."""
+
+    told: Exception | None = None
 
     def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
@@ -54,6 +57,7 @@ class Thread(Team):
         self._barrier.wait(30)
         for error, _ in said:
             if error is not None:
+                self.told = error
                 raise error
         return [value for _, value in said]
 
@@ -65,11 +69,12 @@ def on_ranks(size: int, work: Callable[[Team], T]) -> list[T]:
     """What the work gives on each of so many ranks."""
     board, barrier = [None] * size, threading.Barrier(size)
 
-    def guarded(team: Team) -> T:
+    def guarded(team: Thread) -> T:
         try:
             return work(team)
-        except BaseException:
-            barrier.abort()  # nobody waits for a rank that is gone
+        except BaseException as error:
+            if error is not team.told:  # what was told ends the others by itself, and some may still be on their way
+                barrier.abort()  # nobody waits for a rank that is gone
             raise
 
     with ThreadPoolExecutor(size) as pool:
@@ -320,7 +325,7 @@ def environment() -> dict[str, str]:
 
 
 def start(*words: object, torchrun: int = 0) -> subprocess.CompletedProcess[str]:
-    """Has a worker do its job to the end."""
+    """Has a worker do its jobs to the end."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun)] if torchrun else []
     command = [sys.executable, *launcher, str(WORKER), *map(str, words)]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
@@ -331,17 +336,42 @@ def told(folder: Path, ranks: int, name: str = "rank") -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> tuple[nn.Sequential, float]:
+def alone() -> float:
+    """The accuracy of what one process trains."""
     torch.set_num_threads(1)
-    model = worker.trained(None)
-    return model, worker.accuracy(model)
+    return worker.accuracy(worker.trained(None))
+
+
+def logged(folder: Path) -> list[str]:
+    log = folder / "f4" / "log.jsonl"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+class Killed(NamedTuple):
+    folder: Path
+    returncode: int
+    seconds: float
+    log: list[str]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes that we started left."""
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Killed]]:
+    """What two processes leave, of which one is killed in training, in sharded training and in an evaluation."""
+
+    def left(job: str) -> Killed:
+        folder, begun = tmp_path_factory.mktemp(job), time.monotonic()
+        run = start(2, job, folder)
+        return Killed(folder, run.returncode, time.monotonic() - begun, logged(folder))
+
+    jobs = ("killed-in-training", "killed-in-sharded-training", "killed-in-evaluation")
+    return {job: STARTS.submit(left, job) for job in jobs}
+
+
+@pytest.fixture(scope="module")
+def two(killed: dict[str, Future[Killed]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes that we started left, which have also gone on where one was killed in training."""
     folder = tmp_path_factory.mktemp("two")
-    run = start("all-and-sharded", folder, 2)
+    run = start(2, "all", folder, "sharded", folder, "all", killed["killed-in-training"].result().folder)
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -350,19 +380,17 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four processes that torchrun started left."""
     folder = tmp_path_factory.mktemp("four")
-    run = start("all-and-sharded", folder, torchrun=4)
+    run = start(0, "all", folder, "sharded", folder, torchrun=4)
     assert run.returncode == 0, run.stderr
     return folder
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_train_and_judge_as_one(
-    ranks: int, alone: tuple[nn.Sequential, float], request: pytest.FixtureRequest
-) -> None:
+def test_processes_train_and_judge_as_one(ranks: int, alone: float, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
     all_ = told(folder, ranks)
     assert all(one == all_[0] for one in all_)
-    assert abs(all_[0]["accuracy"] - alone[1]) <= 0.01
+    assert abs(all_[0]["accuracy"] - alone) <= 0.01
     model = worker.network()
     train.load_checkpoint(folder / "f4").into(model)
     assert worker.weights(model) == all_[0]["weights"]
@@ -412,38 +440,31 @@ def test_a_sharded_training_goes_on_alone(two: Path, tmp_path: Path) -> None:
     assert not torch.equal(ended[0]["4.weight"], stopped[0].tensors["4.weight"])
 
 
-def test_a_rank_killed_in_training(two: Path, tmp_path: Path) -> None:
-    begun = time.monotonic()
-    killed = start("killed-in-training", tmp_path, 2)
-    assert killed.returncode != 0
-    assert time.monotonic() - begun < 60
-    assert 0 < len((tmp_path / "f4" / "log.jsonl").read_text().splitlines()) < worker.CONFIG.epochs
-    again = start("all", tmp_path, 2)
-    assert again.returncode == 0, again.stderr
-    assert told(tmp_path, 2) == told(two, 2)
+def test_a_killed_rank_ends_the_run(killed: dict[str, Future[Killed]]) -> None:
+    for job, its in killed.items():
+        assert its.result().returncode != 0, job
+        assert its.result().seconds < 60, job
 
 
-def test_a_rank_killed_in_sharded_training(alone: tuple[nn.Sequential, float], tmp_path: Path) -> None:
+def test_a_rank_killed_in_training(killed: dict[str, Future[Killed]], two: Path) -> None:
+    its = killed["killed-in-training"].result()
+    assert 0 < len(its.log) < worker.CONFIG.epochs
+    assert told(its.folder, 2) == told(two, 2)
+
+
+def test_a_rank_killed_in_sharded_training(killed: dict[str, Future[Killed]], alone: float) -> None:
     """One process, with whole weights, goes on."""
-    begun = time.monotonic()
-    killed = start("killed-in-training", tmp_path, 2, "sharded")
-    assert killed.returncode != 0
-    assert time.monotonic() - begun < 60
-    lines = (tmp_path / "f4" / "log.jsonl").read_text().splitlines()
-    assert 0 < len(lines) < worker.CONFIG.epochs
-    model = worker.trained(tmp_path / "f4")
-    assert (tmp_path / "f4" / "log.jsonl").read_text().splitlines()[:3] == lines[:3]
-    assert abs(worker.accuracy(model) - alone[1]) <= 0.01
+    its = killed["killed-in-sharded-training"].result()
+    assert 0 < len(its.log) < worker.CONFIG.epochs
+    model = worker.trained(its.folder / "f4")
+    assert logged(its.folder)[:3] == its.log[:3]
+    assert abs(worker.accuracy(model) - alone) <= 0.01
 
 
-def test_a_rank_killed_in_evaluation(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    killed = start("killed-in-evaluation", tmp_path, 2)
-    assert killed.returncode != 0
-    assert time.monotonic() - begun < 60
-    model = worker.network().eval()
-    assert (tmp_path / "state.npz").exists()
-    resumed = worker.judged(model, tmp_path / "state.npz")
+def test_a_rank_killed_in_evaluation(killed: dict[str, Future[Killed]]) -> None:
+    model, state = worker.network().eval(), killed["killed-in-evaluation"].result().folder / "state.npz"
+    assert state.exists()
+    resumed = worker.judged(model, state)
     assert worker.found(resumed) == worker.found(worker.judged(model, None))
 
 
@@ -461,31 +482,35 @@ def rows_of(tiny: Path) -> str:
 def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one started by ell0, the other by torchrun."""
     out, common = tiny.parent / "out.json", [str(whole / "f2"), "--data", rows_of(tiny), "--device", "cpu"]
-    words = ["attack", *common, "--beta", "10", "--queries", "20", "--steps", "3", "--rows", "23", "--fail-under", "1"]
-    run = start("command", *words, "--out", out, "--devices", 2)
-    assert run.returncode == 3, run.stderr
-    assert run.stdout.count("clean accuracy") == 1
-    assert run.stderr.split() == ["written", "to", str(out)]
-    assert main([*words, "--json"]) == 3
+    options = {
+        "attack": "--beta 10 --queries 20 --steps 3 --rows 23 --fail-under 1",
+        "certify": "--rows 23 --batch 5 --json --challenge --queries 5 --steps 2",
+    }
+    attack, certify = ([command, *common, *words.split()] for command, words in options.items())
+    starts = [
+        STARTS.submit(start, "command", *attack, "--out", out, "--devices", 2),
+        STARTS.submit(start, "command", *certify, torchrun=2),
+    ]
+    attacked, certified = (its.result() for its in starts)
+    assert attacked.returncode == 3, attacked.stderr
+    assert attacked.stdout.count("clean accuracy") == 1
+    assert attacked.stderr.split() == ["written", "to", str(out)]
+    assert main([*attack, "--json"]) == 3
     mine, theirs = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert figures(theirs) == figures(mine)
     assert theirs["command"] == mine["command"]
     assert theirs["device"] == f"2 ranks, each {mine['device']}"
-    more = "--rows 23 --batch 5 --json --challenge --queries 5 --steps 2"
-    words = ["certify", *common, *more.split()]
-    run = start("command", *words, torchrun=2)
-    assert run.returncode == 0, run.stderr
-    assert main(words) == 0
-    assert figures(json.loads(run.stdout)) == figures(json.loads(capsys.readouterr().out))
+    assert certified.returncode == 0, certified.stderr
+    assert main(certify) == 0
+    assert figures(json.loads(certified.stdout)) == figures(json.loads(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("command", ["run", "attack"])
-def test_what_one_rank_raises_is_told_by_rank_0(command: str, tiny: Path, whole: Path) -> None:
-    words = [tiny, "--out", tiny.parent / "run"] if command == "run" else [whole / "f2", "--data", rows_of(tiny)]
-    run = start("raises", command, *words, "--device", "cpu", "--devices", 2)
-    assert run.returncode == 1
-    assert run.stderr == "ell0: tiny.npz is not on this machine\n"
-    assert run.stdout == ""
+def test_what_one_rank_raises_is_told_by_rank_0(tiny: Path, whole: Path) -> None:
+    commands = [["run", tiny, "--out", tiny.parent / "run"], ["attack", whole / "f2", "--data", rows_of(tiny)]]
+    for run in STARTS.map(lambda words: start("raises", *words, "--device", "cpu", "--devices", 2), commands):
+        assert run.returncode == 1
+        assert run.stderr == "ell0: tiny.npz is not on this machine\n"
+        assert run.stdout == ""
 
 
 def test_one_process_needs_no_fabric(
