@@ -54,6 +54,28 @@ def test_vgg_has_no_norm_left_and_keeps_its_truncation() -> None:
         torch.testing.assert_close(short(x), model(x), rtol=1e-3, atol=1e-4)
 
 
+def test_a_layer_may_be_used_twice() -> None:
+    torch.manual_seed(0)
+    relu, pool, block = nn.ReLU(), nn.MaxPool2d(2), nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), norm(3))
+    model = nn.Sequential(block, relu, pool, block, relu, pool, nn.Conv2d(3, 2, 1), norm(2), relu, nn.Flatten()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(folded(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mode_of_no_layer_changes() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Conv2d(1, 1, 1), norm(1)).eval()
+    model[0].train()
+    modes = [layer.training for layer in model.modules()]
+    assert len(list(folded(model).children())) == 2
+    assert [layer.training for layer in model.modules()] == modes
+
+
+def other_forward() -> nn.Sequential:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)).eval()
+    model[1].forward = lambda x: 2 * x
+    return model
+
+
 def hooked() -> nn.Sequential:
     model = nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)).eval()
     model[0].register_forward_hook(lambda *_: None)
@@ -69,8 +91,9 @@ def hooked() -> nn.Sequential:
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), norm(1)).eval(),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, track_running_stats=False)).eval(),
         hooked(),
+        other_forward(),
     ],
-    ids=["no sequence", "in training", "padding", "not next", "no statistics", "hook"],
+    ids=["no sequence", "in training", "padding", "not next", "no statistics", "hook", "forward"],
 )
 def test_what_cannot_be_merged_comes_back_itself(model: nn.Module) -> None:
     assert folded(model) is model

@@ -358,13 +358,13 @@ class Killed(NamedTuple):
 def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Killed]]:
     """What two processes leave, of which one is killed in training, in sharded training and in an evaluation."""
 
-    def left(job: str) -> Killed:
-        folder, begun = tmp_path_factory.mktemp(job), time.monotonic()
+    def left(job: str, folder: Path) -> Killed:
+        begun = time.monotonic()
         run = start(2, job, folder)
         return Killed(folder, run.returncode, time.monotonic() - begun, logged(folder))
 
     jobs = ("killed-in-training", "killed-in-sharded-training", "killed-in-evaluation")
-    return {job: STARTS.submit(left, job) for job in jobs}
+    return {job: STARTS.submit(left, job, tmp_path_factory.mktemp(job)) for job in jobs}
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,8 @@ def radius(
     Result ``(n,)`` int64, -1 where the model gives another answer to x itself. The statement is about the model as it
     predicts, in float32: a margin counts as proven if the bound, made in float64, exceeds what rounding can do to the
     model's sums in any order, wherever in the ball. It does not hold for TF32, which torch uses for convolutions on a
-    GPU if nobody says otherwise, nor under autocast.
+    GPU if nobody says otherwise, under autocast, for convolutions made by transforms (Winograd, FFT), nor for infinite
+    values in several channels of a pixel that a layer sums up, whose sum may be NaN.
 
     Args:
         model: an ``nn.Sequential``, nested or not, in eval mode. First, after Flatten and `InputClamp` at most, comes

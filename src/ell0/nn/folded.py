@@ -14,18 +14,21 @@ def folded(model: nn.Module) -> nn.Module:
 
     Where an ``nn.Sequential``, or one inside it, has a ``Conv2d`` and then a ``BatchNorm2d``, and perhaps a ``ReLU``,
     one layer with weights of its own takes their place; it shares all others with the model. A model of which that
-    cannot be said comes back itself. What is changed in the model later does not reach these weights.
+    cannot be said, or which is in training mode, comes back itself. What is changed in the model later does not reach
+    these weights.
     """
-    if not _is_plain(model, nn.Sequential):
+    if model.training or not _is_plain(model, nn.Sequential):
         return model
-    named = list(model.named_children())
-    parts = [*_parts(named)]
-    same = len(parts) == len(named) and all(part is layer for part, (_, layer) in zip(parts, named, strict=True))
-    return model if same else nn.Sequential(*parts).eval()
+    layers = list(model._modules.values())  # not named_children, which leaves out a layer's second use
+    parts = list(_parts([layer for layer in layers if layer is not None]))
+    if len(parts) == len(layers) and all(part is layer for part, layer in zip(parts, layers, strict=True)):
+        return model
+    short = nn.Sequential(*parts)
+    short.training = False  # and not eval(), which would reach the layers that it shares
+    return short
 
 
-def _parts(named: list[tuple[str, nn.Module]]) -> Iterator[nn.Module]:
-    layers = [layer for _, layer in named]
+def _parts(layers: list[nn.Module]) -> Iterator[nn.Module]:
     while layers:
         first, *rest = layers
         if _merge(first, rest):
@@ -39,7 +42,8 @@ def _parts(named: list[tuple[str, nn.Module]]) -> Iterator[nn.Module]:
 
 def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a layer is of this very kind and nothing else runs when it is called."""
-    return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
+    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
+    return type(layer) is kind and not changed
 
 
 def _merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
@@ -55,6 +59,7 @@ class _Convolution(nn.Module):
 
     def __init__(self, layer: nn.Conv2d, relu: bool) -> None:
         super().__init__()
+        self.training = False
         assert layer.bias is not None
         assert not isinstance(layer.padding, str)
         self.relu, self._how = relu, (layer.stride, layer.padding, layer.dilation, layer.groups)
@@ -62,10 +67,14 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)``; result as of the convolution."""
-        if not (self.relu and x.is_cuda) or torch.is_grad_enabled():
+        one = self.relu and torch.backends.cudnn.is_acceptable(x) and torch.version.hip is None
+        if not one or torch.is_grad_enabled():
             out = F.conv2d(x, self.weight, self.bias, *self._how)
             return out.relu_() if self.relu else out
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         # Torch's convolution adds the bias and takes the ReLU in two more passes.
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return torch.cudnn_convolution_relu(x.to(dtype), weight, bias, *self._how)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, {self._how}, relu={self.relu}"

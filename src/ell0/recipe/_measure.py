@@ -49,8 +49,10 @@ class Subject:
         attacks: Mapping[str, Callable[..., AttackResult] | Entry],
         budgets: tuple[int, ...] | None = None,
     ) -> Evaluation:
+        # On a GPU alone, where it halves the time: elsewhere a figure is that of the very network.
+        network = folded(self.network) if self.x.is_cuda else self.network
         return evaluate(
-            folded(self.network), self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed,
+            network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed,
             batch=_BATCH.get(self.x.device.type, 512), state_path=f"{self.state}-beta{ball.high:g}.npz",
             progress=False, team=self.team,
         )  # fmt: skip
