@@ -289,8 +289,8 @@ def cifar() -> str:
         "",
         f"{'One run' if medians[0]['repeats'] == 1 else 'The nearest of several runs'} on {medians[0]['n']} test images"
         " each; the paper says ten runs. VGG(0) seems to bear more within 100 than within 1, though the wider box holds"
-        " the smaller: Pointwise starts from noise at the ends of its box, and values of 100 are what VGG(0) was trained"
-        " against.",
+        " the smaller: Pointwise starts from noise at the ends of its box, and values of 100 are what VGG(0) was"
+        " trained against.",
     ]
     worst = {"what": "robust_accuracy", "attack": "worst case"}
     heads = [f"{budget} changed within {beta:g}" for beta in boxes for budget in budgets]
@@ -314,8 +314,8 @@ def cifar() -> str:
         " clamp no value is worth more than one within 1. It was trained in"
         f" {best.find(what='training_seconds')['value']:.0f} s beside other runs, on X' made anew before every epoch by"
         " 20 queries with 120 pixels, and chosen against one of 40 pixels on the validation split. Its evaluation flags"
-        " that search beats gradients, so that more search may break more. Against 20 pixels it falls behind what others"
-        " report: sTRADES 61.7 % and Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
+        " that search beats gradients, so that more search may break more. Against 20 pixels it falls behind what"
+        " others report: sTRADES 61.7 % and Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
         f"Measured on {table1.device}, by `{table1.command}`, `{table2.command}`, `{best.command}`, `{epochs.command}`,"
         f" `{grey.command}`, `{black.command}`, `ell0 run cifar-clamped-40` and `ell0 run cifar-clamped-120`.",
     ]
