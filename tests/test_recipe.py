@@ -187,15 +187,15 @@ def test_an_evaluation_stopped_in_the_middle_goes_on(
 
 
 def test_killed_processes_go_on_to_the_same_bits(tiny: Path, whole: Path, tmp_path: Path) -> None:
-    code = "import sys, torch; torch.set_num_threads(1); from ell0 import recipe; print(1, flush=True); "
-    code += "recipe.run(sys.argv[1], out=sys.argv[2], device='cpu')"
-    killed, seconds = tmp_path / "killed", Results.load(whole / "results.json").seconds
-    moments = random.Random(0)
-    for _ in range(2):
+    code = "import sys, torch; torch.set_num_threads(1); from ell0 import recipe; "
+    code += "recipe.run(sys.argv[1], out=sys.argv[2], device='cpu', progress=lambda _: print(1, flush=True))"
+    killed, moments = tmp_path / "killed", random.Random(0)
+    for most in (12, 6):  # stages and epochs of which a run has told, long before its end
         with subprocess.Popen([sys.executable, "-c", code, str(tiny), str(killed)], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
-            process.stdout.readline()  # imports are done, the run begins
-            time.sleep(moments.uniform(0.1, 0.4) * seconds)
+            for _ in range(moments.randint(1, most)):
+                process.stdout.readline()
+            time.sleep(moments.uniform(0, 0.05))
             process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
     recipe.run(tiny, out=killed, device="cpu")
