@@ -219,11 +219,12 @@ class _Pixels:
     def __init__(self, weight: Tensor, counts: Sequence[int], finite: bool) -> None:
         self._counts = list(zip(counts[::2], counts[1::2], strict=True))
         self._multiply: _Multiply = torch.matmul if finite else _product
-        self._columns = weight.permute(2, 1, 0).double().contiguous()
+        # Laid out once as `pixel_terms` wants it.
+        self._weight = weight.permute(2, 1, 0).double().contiguous().permute(2, 1, 0)
 
     def forward(self, fields: Tensor, bias: Tensor | None) -> Tensor:
         """``(pairs, m, out)`` for fields ``(m, in, places)``."""
-        terms = self._terms(fields)
+        terms = pixel_terms(fields, self._weight, self._multiply)
         sums = []
         for top, bottom in self._counts:
             left, _, _ = trim_places(terms, top, bottom)
@@ -238,7 +239,7 @@ class _Pixels:
 
     def backward(self, grad: Tensor, fields: Tensor, to_x: bool, to_weight: bool) -> tuple[Tensor, Tensor]:
         """Gradients to fields and weight for ``grad (pairs, m, out)``; one that is not wanted comes back empty."""
-        terms = self._terms(fields)
+        terms = pixel_terms(fields, self._weight, self._multiply)
         to_terms = torch.zeros_like(terms, dtype=torch.float64)
         for upstream, (top, bottom) in zip(grad, self._counts, strict=True):
             _, high, low = trim_places(terms, top, bottom)
@@ -247,13 +248,10 @@ class _Pixels:
             to_terms += upstream.masked_fill(undefined, torch.nan).expand_as(terms).masked_fill(leaves, 0.0)
         to_fields, to_rows = fields.new_empty((0, *fields.shape[1:])), fields.new_empty((0, *fields.shape[1:]))
         if to_x:
-            to_fields = self._multiply(to_terms, self._columns.transpose(1, 2)).permute(1, 2, 0)
+            to_fields = self._multiply(to_terms, self._weight.permute(2, 0, 1)).permute(1, 2, 0)
         if to_weight:
             to_rows = self._multiply(fields.permute(2, 1, 0).double(), to_terms).permute(2, 1, 0)
         return to_fields, to_rows
-
-    def _terms(self, fields: Tensor) -> Tensor:
-        return self._multiply(fields.permute(2, 0, 1).double(), self._columns).to(fields.dtype)
 
 
 _Compare = Callable[..., Tensor]
