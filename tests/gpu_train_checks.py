@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ell0 import L0Ball, models, train
+from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
-from ell0.nn import InputTruncation
+from ell0.nn import InputClamp, InputTruncation
 from ell0.train import TrainConfig, _augment, fit
 from ell0.train._step import GraphStepper, Stepper
 from gpu_checks import run_checks
@@ -120,6 +120,20 @@ def check_fit_with_and_without_graphs() -> None:
         assert one.rate == other.rate
     training = fit(network(), rows(330), replace(config, graph=True), ATTACK)
     assert training.appended > 0
+
+
+def check_bounds() -> None:
+    """Training on the bound by intervals and by lines, behind a clamp, with and without graphs."""
+    config = replace(CONFIG, optimizer="adam", rates=(0.001,), epochs=3)
+    for method in ("ibp", "best"):
+        networks = []
+        for graph in (False, True):
+            torch.manual_seed(0)
+            networks.append(nn.Sequential(InputClamp(), *models.mlp(0, hidden=(128,))).cuda())
+            objective = certify.Objective(3, method=method, ramp=0.7)
+            training = fit(networks[-1], rows(330), replace(config, graph=graph), objective=objective)
+            assert training.epochs[-1].loss < 2.3
+        close(*networks, most=1e-3)
 
 
 class Killed(BaseException):
@@ -269,6 +283,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "adam": check_adam_in_a_graph,
     "norm": check_batch_norm_in_a_graph,
     "fit": check_fit_with_and_without_graphs,
+    "bounds": check_bounds,
     "resume": check_resume,
     "sync": check_no_step_waits_for_the_device,
     "precisions": check_precisions,

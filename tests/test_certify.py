@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 from unittest import mock
@@ -19,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ell0 import L0Ball, certify
 from ell0.attacks import ATTACKS
@@ -533,9 +535,23 @@ def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
         assert (found <= sharp + 1e-9).all()
 
 
-@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense"])
+@few
+@given(cases())
+def test_margins_for_training_by_lines_are_those_of_the_certificate(case: Case) -> None:
+    truncates = isinstance(case.layer, TruncatedLinear) and case.layer.k > 0
+    for method in ("crown", "best"):
+        bound_of = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball, method=method)
+        if truncates and case.ball.budget:
+            with pytest.raises(ValueError, match='method must be "ibp" in training where the first layer truncates'):
+                bound_of()
+        elif not truncates:
+            torch.testing.assert_close(bound_of(), bound(case, method)[0])
+
+
+@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense", "clipped best", "dense crown"])
 def test_margins_have_gradients(kind: str) -> None:
     torch.manual_seed(2)
+    kind, _, method = kind.partition(" ") if kind[0] != "t" else (kind, "", "")
     first = {"clipped": ClippedLinear(5, 4, 0.4), "dense": nn.Linear(5, 4)}.get(kind, TruncatedLinear(5, 4, 1))
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
     x, y = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 2, 1])
@@ -549,7 +565,8 @@ def test_margins_have_gradients(kind: str) -> None:
             part = twin[int(owner)]
             delattr(part, leaf)
             setattr(part, leaf, value)
-        return certify.margins(twin, x, y, 2 if kind == "truncated in a box" else 1, ball)
+        budget: int = 2 if kind == "truncated in a box" else 1
+        return certify.margins(twin, x, y, budget, ball, method=method or "ibp")
 
     assert torch.autograd.gradcheck(margins, tuple(p.detach().clone().requires_grad_() for p in model.parameters()))
 
@@ -563,6 +580,17 @@ def test_training_on_the_bound_certifies() -> None:
     assert after > before + 0.3
     # What counts as right is what the bound proves: at the end nearly the certified accuracy, never the clean one.
     assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.1)
+
+
+def test_training_on_lines_certifies() -> None:
+    (x, y), config = data(60), TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
+    torch.manual_seed(0)
+    model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    before = certify.accuracy(model.eval(), x, y, [1])[1]
+    training = fit(model, (x, y), config, objective=certify.Objective(1, method="best", ramp=0.5))
+    after = certify.accuracy(model.eval(), x, y, [1])[1]
+    assert after > before + 0.3
+    assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.05)
 
 
 def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
@@ -580,6 +608,9 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     pixels = certify.Objective(5, unit="pixel")
     assert repr(pixels) == "Objective(budget=5, mix=1.0, ramp=0.4, unit='pixel')"
     assert pixels.at(0, 8).unit == pixels.at(7, 8).unit == "pixel"
+    lines = certify.Objective(5, method="best")
+    assert repr(lines) == "Objective(budget=5, mix=1.0, ramp=0.4, method='best')"
+    assert lines.at(0, 8).method == lines.at(7, 8).method == "best"
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)
@@ -589,6 +620,35 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     mixed = certify.Objective(2, mix=0.25, ramp=0).at(0, 1)(model, x, y)[1]
     torch.testing.assert_close(mixed, 0.75 * clean + 0.25 * worst)
     assert worst > clean
+
+
+class Watch(TorchDispatchMode):
+    """Notes what a GPU would have to wait for the host for, so that no graph could hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        if func.name().partition(".")[0] in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["ibp", "best"])
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+def test_a_step_on_the_bound_asks_the_host_for_nothing(method: Any, unit: Any) -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(4, 3, 4, 4), torch.arange(4)
+    flat = nn.Sequential(InputClamp(0, 1), nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4))
+    trimmed = nn.Sequential(nn.Flatten(), TruncatedLinear(48, 8, 9), nn.ReLU(), nn.Linear(8, 4))
+    for model in (flat, trimmed) if method == "ibp" else (flat,):
+        with Watch() as watch:
+            certify.Objective(2, ramp=0, method=method, unit=unit).at(0, 1)(model, x, y)[1].backward()
+        assert not watch.seen
+    with Watch() as watch:
+        bool(torch.tensor(1.0) > x[0, 0, 0, 0])
+    assert watch.seen
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -41,19 +42,12 @@ class Bounder:
 
         budgets: ``(n,)``.  goals: ``(n, c, classes)``.
         """
-        head, column = self.network.head, budgets.unsqueeze(1)
+        column = budgets.unsqueeze(1)
         low, high = (end.squeeze(1) for end in self.first.interval(reach, column))
-        passed = intervals(head, (low, high))
-        found = []
-        if method != "crown":
-            found.append(over_intervals(head, passed, goals, column).squeeze(1))
-        if method != "ibp":
-            slopes, constants, _ = backward(head, passed, goals)
-            apart = _over_box(slopes, low.unsqueeze(1), high.unsqueeze(1)).squeeze(1)
-            now = (slopes @ self.first.value(reach.x.to(slopes.dtype)).unsqueeze(-1)).squeeze(-1)
-            together = now - self.first.drop(reach, budgets, slopes)
-            found.append(torch.maximum(apart, together) + constants)
-        return torch.stack(found).amax(0), self._slack(reach, column, passed, goals).squeeze(1)
+        passed = intervals(self.network.head, (low, high))
+        drop = partial(self.first.drop, reach, budgets)
+        bound = below(self.network, reach, passed, drop, goals, method)
+        return bound, self._slack(reach, column, passed, goals).squeeze(1)
 
     def _slack(self, reach: Reach, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
         """What ``goals @ logits`` in float32 may lie below the exact value: ``(n, m, c)``.
@@ -72,6 +66,29 @@ class Bounder:
         coming = error.unflatten(0, budgets.shape).flatten(2) @ slopes.flatten(2).abs().transpose(1, 2)
         slack: Tensor = coming + own.unflatten(0, budgets.shape) @ goals.abs().transpose(1, 2)
         return slack
+
+
+def below(
+    network: Network,
+    reach: Reach,
+    passed: Sequence[Interval],
+    drop: Callable[[Tensor], Tensor],
+    goals: Tensor,
+    method: Method,
+) -> Tensor:
+    """Below ``goals @ logits``: ``(n, c)``.
+
+    passed: what `intervals` found from the interval of the first layer.  drop: its `First.drop`, of the head alone.
+    """
+    head, found = network.head, []
+    if method != "crown":
+        found.append(over_intervals(head, passed, goals, passed[0][0][:, :1]).squeeze(1))
+    if method != "ibp":
+        slopes, constants, _ = backward(head, passed, goals)
+        apart = _over_box(slopes, *(end.unsqueeze(1) for end in passed[0])).squeeze(1)
+        now = (slopes @ network.first.value(reach.x.to(slopes.dtype)).unsqueeze(-1)).squeeze(-1)
+        found.append(torch.maximum(apart, now - drop(slopes)) + constants)
+    return torch.stack(found).amax(0)
 
 
 def over_intervals(head: Sequence[nn.Module], passed: Sequence[Interval], goals: Tensor, budgets: Tensor) -> Tensor:

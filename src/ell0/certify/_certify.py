@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..evaluation import Share
 from ..threat import L0Ball, describe
-from ._bound import Bounder, Method, margin_goals, over_intervals
+from ._bound import Bounder, Method, below, margin_goals
 from ._head import intervals
 from ._network import Network
 from ._reach import Reach
@@ -147,22 +148,29 @@ def accuracy(
     return shares(radius(model, x, y, ball, max_budget=most, method=method, batch=batch, progress=progress), budgets)
 
 
-def margins(model: nn.Module, x: Tensor, y: Tensor, budget: int, ball: L0Ball | None = None) -> Tensor:
+def margins(
+    model: nn.Module, x: Tensor, y: Tensor, budget: int, ball: L0Ball | None = None, *, method: Method = "ibp"
+) -> Tensor:
     """Below ``logit_y - logit_c`` for each class c with ``budget`` changes: ``(n, classes)``, 0 at c = y.
 
-    By intervals, in the dtype of x, with gradients to the model's parameters: for training. The bound of a truncated
-    layer is that of any value where budget <= k, whatever the box. A model in training mode will do unless it has batch
-    norm or dropout. No slack for rounding is taken off: `radius` does that.
+    In the dtype of x, with gradients to the model's parameters: for training. The bound of a truncated layer is that of
+    any value where budget <= k, whatever the box. A model in training mode will do unless it has batch norm or dropout.
+    No slack for rounding is taken off: `radius` does that.
 
-    Args: ball: its unit, box and mutable count, not its budget; None: features, to any value.
+    Args:
+        ball: its unit, box and mutable count, not its budget; None: features, to any value.
+        method: as for `radius`; behind a layer that truncates, intervals alone.
     """
+    check_method(method)
     network = Network.read(model, x, training=True)
     ball = replace(ball or ANY_VALUE, budget=budget)
     reach, first = Reach.of(x, ball, network.clamps), network.first
     first.check(reach, budget)
     passed = intervals(network.head, first.trainable_interval(reach, budget))
     goals = margin_goals(y, passed[-1][0].shape[1]).to(x.dtype)
-    return over_intervals(network.head, passed, goals, y.unsqueeze(1)).squeeze(1)
+    drop = partial(first.trainable_drop, reach, budget)
+    # Without changes there is nothing to win by lines.
+    return below(network, reach, passed, drop, goals, method if budget else "ibp")
 
 
 def _radius(bounder: Bounder, reach: Reach, goals: Tensor, cap: int, method: Method) -> Tensor:
@@ -208,8 +216,7 @@ def _climb(holds: Callable[[Tensor, Tensor], Tensor], best: Tensor, cap: int) ->
 
 def read(model: nn.Module, x: Tensor, method: Method) -> tuple[Network, int]:
     """The network, and how many classes it tells apart."""
-    if method not in get_args(Method):
-        raise ValueError(f'method must be "best", "ibp" or "crown", got {method!r}')
+    check_method(method)
     if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) or not bool(x.isfinite().all()):
         raise ValueError(f"x must be a tensor (n, ...) of finite numbers with n > 0, got {describe(x)}")
     network = Network.read(model, x)
@@ -218,6 +225,11 @@ def read(model: nn.Module, x: Tensor, method: Method) -> tuple[Network, int]:
     if logits.ndim != 2:
         raise ValueError(f"model must give logits (n, classes), got shape {tuple(logits.shape)}")
     return network, logits.shape[1]
+
+
+def check_method(method: Method) -> None:
+    if method not in get_args(Method):
+        raise ValueError(f'method must be "best", "ibp" or "crown", got {method!r}')
 
 
 def _bounder(network: Network, x: Tensor, ball: L0Ball) -> tuple[Bounder, Reach]:

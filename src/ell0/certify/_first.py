@@ -94,3 +94,7 @@ class First(ABC):
         budgets = torch.full((len(reach.x), 1), budget, device=reach.x.device)
         low, high = self.interval(reach, budgets)
         return low.squeeze(1), high.squeeze(1)
+
+    def trainable_drop(self, reach: Reach, budget: int, head: Tensor) -> Tensor:  # noqa: ARG002
+        """The drop for one budget with gradients to weight and head: ``(n, c)``."""
+        raise ValueError('method must be "ibp" in training where the first layer truncates: its lines have no gradient')

@@ -49,6 +49,11 @@ class Separable(First):
         return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
 
 
+    def trainable_drop(self, reach: Reach, budget: int, head: Tensor) -> Tensor:
+        falls = reach.units(self.falls(reach, head))
+        return falls.topk(min(budget, reach.number_of_units), -1, sorted=False).values.sum(-1)
+
+
 class Dense(Separable):
     """phi is the identity."""
 

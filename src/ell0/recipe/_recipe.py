@@ -402,7 +402,7 @@ def _objective(table: Table | None) -> Objective | None:
     if table is None:
         return None
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
-    given |= table.rest(["mix", "ramp", "mix_start"])
+    given |= table.rest(["mix", "ramp", "mix_start", "method"])
     table.close()
     try:
         return Objective(**given)

@@ -392,6 +392,8 @@ def _counted(
                 removed -= tl.where((v <= b) & (v >= -b2), v, 0.0)
             # A zero in the panel that stands for an outlying term must not be among those removed.
             wrong = (~(upper > 0) & (k > 0)) | (~(lower < 0) & (k2 > 0)) | (count > 16)
+            # Nor may so many lie beyond the panel's reach that the cut does, where it was not looked for.
+            wrong = wrong | ((k > 0) & (count >= k)) | ((k2 > 0) & (count >= k2))
             # An infinite term that stays is tied with a cut at infinity.
             wrong = wrong | (((k == 0) | (k2 == 0)) & ~(tl.abs(removed) <= LARGEST))
             odd = odd | ((count > 0) & wrong)
