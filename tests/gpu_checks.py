@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from itertools import product
 from typing import get_args
@@ -18,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import ATTACKS, L0Ball, models, ops
+from ell0 import ATTACKS, L0Ball, certify, models, ops
 from ell0.nn import TruncatedConv2d, TruncatedLinear
 from ell0.ops import conv, gpu, gpu_conv, reference
 from ell0.ops.reference import Geometry
@@ -324,6 +325,110 @@ def check_what_small_fields_are() -> None:
     assert not gpu_conv.fits(x, weight[:0], (7, 6))
     assert not gpu_conv.fits(x, weight.new_empty(4, 3, 3, 4), (7, 5))
     assert gpu_conv.serves(x, weight, (7, 6)) != INTERPRETED
+    # Places are counted in int32.
+    large, one = torch.empty(1, 1, 1 << 15, 1 << 15, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
+    assert gpu_conv.fits(large, one, (1 << 15, 1 << 15))
+    assert not gpu_conv.fits(large, one.expand(2, -1, -1, -1), (1 << 15, 1 << 15))
+    assert not gpu_conv.fits(large.new_empty(1, 1, 1 << 15, (1 << 15) + 1), one, (1, 1))
+    assert not gpu_conv.fits(x, one.expand(1 << 27, -1, -1, -1), (1, 1))
+
+
+def some_small_fields() -> Inputs:
+    """x, weight, and a gradient to the output without padding."""
+    g, (outs, channels, side) = Generator().manual_seed(0), (2, 2, 2) if INTERPRETED else (20, 3, 3)
+    x, weight = torch.randn(3, channels, 5, 4, generator=g), torch.randn(outs, channels, side, side, generator=g)
+    upstream = torch.randn(3, outs, 6 - side, 5 - side, generator=g)
+    return x.to(DEVICE), weight.to(DEVICE), upstream.to(DEVICE)
+
+
+def run_small_fields(x: Tensor, weight: Tensor, upstream: Tensor, unit: conv.Unit) -> Inputs:
+    """The output, and the gradients to x and weight."""
+    leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    # Not `trimmed_conv2d`, which hands on a gradient that lies as the output does.
+    out = ops.trimmed_conv2ds(*leaves, counts=((2, 1),), unit=unit)
+    to_x, to_weight = torch.autograd.grad(out, leaves, upstream.unsqueeze(0))
+    return out[0].detach(), to_x, to_weight
+
+
+def check_layouts_of_small_fields() -> None:
+    """However x, weight and the gradient to the output lie in memory: the same bits, and an output that lies as x."""
+    (x, weight, upstream), last = some_small_fields(), torch.channels_last
+    x_last, weight_last, upstream_last = (t.to(memory_format=last) for t in (x, weight, upstream))
+    wide, turned = torch.stack((x, x), -1)[..., 0], weight.transpose(2, 3).contiguous().transpose(2, 3)
+    same = upstream[:1, :, :1, :1].expand_as(upstream)
+    cases = (
+        ((x, weight, upstream), (x, weight_last, upstream_last)),
+        ((x, weight, upstream), (x_last, weight, upstream)),
+        ((x, weight, upstream), (x_last, weight_last, upstream_last)),
+        ((x, weight, upstream), (wide, turned, upstream)),
+        ((x[:1].repeat(3, 1, 1, 1), weight, same.contiguous()), (x[:1].expand_as(x), weight, same)),
+        ((x[1:2], weight, upstream[1:2]), (x_last[1:2], weight_last, upstream_last[1:2])),
+    )
+    for unit, (plain, strange) in product(get_args(conv.Unit), cases):
+        with small_fields(True):
+            wanted, found = (run_small_fields(*these, unit) for these in (plain, strange))
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        assert found[0].is_contiguous(memory_format=last) == (strange[0] is x_last or len(strange[0]) == 1)
+
+
+def check_half_precision_into_small_fields() -> None:
+    """Under autocast terms are compared in float32 all the same; the gradient to x has its dtype."""
+    (x, weight, upstream), half = some_small_fields(), torch.bfloat16
+    layouts = torch.contiguous_format, torch.channels_last
+    for unit, layout, dtype in product(get_args(conv.Unit), layouts, (half, torch.float32)):
+        given = x.to(half).to(dtype).to(memory_format=layout)
+        with small_fields(True):
+            wanted = run_small_fields(given.float(), weight, upstream, unit)
+            with torch.autocast(DEVICE, dtype=half):
+                found = run_small_fields(given, weight.to(memory_format=layout), upstream, unit)
+        assert [t.dtype for t in found] == [torch.float32, dtype, torch.float32]
+        assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, wanted, strict=True))
+
+
+def check_no_small_fields() -> None:
+    """An empty batch is nothing to launch a kernel for."""
+    x, weight = torch.empty(0, 3, 5, 4, device=DEVICE), torch.ones(4, 3, 3, 3, device=DEVICE)
+    for unit in get_args(conv.Unit):
+        with mock.patch.object(gpu_conv, "serves", gpu_conv.fits):
+            out, to_x, to_weight = run_small_fields(x, weight, x.new_empty(0, 4, 3, 2), unit)
+        assert out.shape == (0, 4, 3, 2)
+        assert to_x.shape == x.shape
+        assert torch.equal(to_weight, torch.zeros_like(weight))
+
+
+def certified(unit: conv.Unit | None) -> nn.Module:
+    """A network on images (n, 3, 2, 2) for a certificate; its first layer is truncated, or plain without a unit."""
+    torch.manual_seed(0)
+    if unit is None:
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 4)).to(DEVICE)
+    first = TruncatedConv2d(3, 3, 2, 1 if unit == "pixel" else 3, padding=1, unit=unit)
+    return nn.Sequential(first, nn.Flatten(), nn.ReLU(), nn.Linear(27, 4)).to(DEVICE)
+
+
+def certified_loss(net: nn.Module, x: Tensor, y: Tensor, ball: L0Ball) -> Tensor:
+    return F.cross_entropy(-certify.margins(net, x, y, ball.budget, ball), y)
+
+
+BOUNDED: tuple[tuple[conv.Unit | None, L0Ball], ...] = (
+    ("feature", L0Ball(0, low=-INF, high=INF)), ("feature", L0Ball(2, low=-INF, high=INF)),
+    ("feature", L0Ball(1, "pixel", low=-INF, high=INF)), ("pixel", L0Ball(1, "pixel", low=-INF, high=INF)),
+    (None, L0Ball(2, "pixel")),
+)  # fmt: skip
+
+
+def check_certificates_of_small_fields() -> None:
+    """The bound that a network is trained on, with its gradients: where all that leave do so on one side, too."""
+    g = Generator().manual_seed(0)
+    x, y = (torch.rand(5, 3, 2, 2, generator=g) * 2 - 1).to(DEVICE), torch.randint(4, (5,), generator=g).to(DEVICE)
+    for unit, ball in BOUNDED:
+        found = []
+        for taken in (True, False):
+            net = certified(unit)
+            with small_fields(taken):
+                loss = certified_loss(net, x, y, ball)
+                found.append([loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 # --- what only a GPU can show -----------------------------------------------------------------------------------------
@@ -372,37 +477,61 @@ def model() -> nn.Module:
 
 
 def convolutional(unit: conv.Unit) -> nn.Module:
+    """Weights lie as training on a GPU lays them."""
     torch.manual_seed(0)
-    first = TruncatedConv2d(1, 8, 3, 3, padding=1, unit=unit)
-    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), first, nn.ReLU(), nn.Flatten(), nn.Linear(6272, 10)).to(DEVICE)
+    first = TruncatedConv2d(3, 24, 3, 2 if unit == "pixel" else 4, padding=1, unit=unit)
+    net = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(24 * 64, 10)).to(DEVICE)
+    first.weight.data = first.weight.data.contiguous(memory_format=torch.channels_last)
+    return net
+
+
+def plain_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), y)
+
+
+def half_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+        logits = net(x.bfloat16())
+    return F.cross_entropy(logits.float(), y)
 
 
 def check_cuda_graphs() -> None:
     """Three steps in a graph end where three eager steps end."""
-    _check_graph(model(), model())
-    for unit in get_args(conv.Unit):
+    _check_graph(model, (784,), plain_loss)
+    for unit, (loss, share) in product(get_args(conv.Unit), ((plain_loss, 0.0), (half_loss, 0.05))):
         with small_fields(True):
-            _check_graph(convolutional(unit), convolutional(unit))
+            _check_graph(partial(convolutional, unit), (3, 8, 8), loss, share)
+    for kind, ball in BOUNDED:
+        with small_fields(True):
+            _check_graph(partial(certified, kind), (3, 2, 2), partial(certified_loss, ball=ball))
 
 
-def _check_graph(eager: nn.Module, graphed: nn.Module) -> None:
-    x = torch.rand(3, 64, 784, device=DEVICE) * 2 - 1
-    y = torch.randint(0, 10, (3, 64), device=DEVICE)
+def _check_graph(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    share: float = 0.0,
+) -> None:
+    """share: of the way that a parameter goes, by which it may end elsewhere."""
+    x = torch.rand(3, 64, *shape, device=DEVICE) * 2 - 1
+    y = torch.randint(0, 4, (3, 64), device=DEVICE)
+    eager, graphed = make(), make()
 
     def step(net: nn.Module, images: Tensor, labels: Tensor) -> None:
         for p in net.parameters():
             p.grad = None
-        F.cross_entropy(net(images), labels).backward()
+        loss(net, images, labels).backward()
         with torch.no_grad():
             for p in net.parameters():
                 assert p.grad is not None
                 p.sub_(p.grad, alpha=0.1)
 
+    before = [p.detach().clone() for p in graphed.parameters()]
     for images_, labels in zip(x, y, strict=True):
         step(eager, images_, labels)
     still_x, still_y = x[0].clone(), y[0].clone()
-    before = [p.detach().clone() for p in graphed.parameters()]
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step(graphed, still_x, still_y)
     torch.cuda.synchronize()
@@ -416,8 +545,10 @@ def _check_graph(eager: nn.Module, graphed: nn.Module) -> None:
         still_x.copy_(images_)
         still_y.copy_(labels)
         graph.replay()
-    for a, b in zip(eager.parameters(), graphed.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    for a, b, c in zip(eager.parameters(), graphed.parameters(), before, strict=True):
+        way = float((a.detach() - c).abs().max())
+        assert way > 1e-5, "nothing was learnt, so nothing was compared"
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=max(share * way, 1e-6))
 
 
 def check_compile() -> None:
@@ -462,6 +593,10 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "ties": check_ties_in_small_fields,
     "pixels": check_pixels_of_small_fields,
     "small": check_what_small_fields_are,
+    "layouts": check_layouts_of_small_fields,
+    "half": check_half_precision_into_small_fields,
+    "nothing": check_no_small_fields,
+    "certify": check_certificates_of_small_fields,
 }
 GPU_ONLY: dict[str, Callable[[], None]] = {
     "operator": check_operator,

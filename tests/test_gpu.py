@@ -16,12 +16,15 @@ CHECKS = Path(__file__).parent / "gpu_checks.py"
 NAMES = (
     "ordinary", "images", "zeros", "integers", "attacked", "huge", "undefined", "few_stay", "one_sided",
     "pairs", "determinism", "size", "prepared", "empty", "conv", "fields", "ties", "pixels", "small",
+    "layouts", "half", "nothing", "certify",
 )  # fmt: skip
 
 
 @pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 @pytest.mark.parametrize(
-    "names", [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:14], NAMES[14:]], ids=" ".join
+    "names",
+    [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:14], NAMES[14:19], NAMES[19:]],
+    ids=" ".join,
 )
 def test_kernels(names: tuple[str, ...]) -> None:
     environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}

@@ -23,6 +23,9 @@ FIELD = 32
 AT_ONCE = 1 << 26
 """Outputs, or numbers of x, that one launch takes: 256 MiB of marks in the backward pass."""
 
+LARGEST = 1 << 30
+"""Numbers of a sample, its output or the weight: places are int32, also those that a last block has too many."""
+
 TRIM = MARK = (128, 16, 4)  # positions and outputs to a program, warps
 WEIGHTS = (128, 4096, 4)  # positions at a time and positions to a program, warps
 INPUTS = (128, 4)  # positions to a program, warps
@@ -35,8 +38,8 @@ def serves(x: Tensor, weight: Tensor, size: tuple[int, int]) -> bool:
 
 def fits(x: Tensor, weight: Tensor, size: tuple[int, int]) -> bool:
     """Whether dtype and shapes are ones that the kernels take."""
-    each = max(x.shape[1:].numel(), len(weight) * size[0] * size[1])
-    small = 0 < weight.numel() <= FIELD * len(weight) and x.numel() > 0 and each < 1 << 31
+    each = max(x.shape[1:].numel(), len(weight) * size[0] * size[1], weight.numel())
+    small = 0 < weight.numel() <= FIELD * len(weight) and x.numel() > 0 and each <= LARGEST
     return weight.dtype == torch.float32 and small
 
 
