@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ell0.threat import L0Ball, Unit
 
@@ -289,6 +290,30 @@ def test_a_ball_is_frozen_and_hashable() -> None:
 def test_bad_balls(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         L0Ball(**{"budget": 1, **arguments})
+
+
+class Recorded(TorchDispatchMode):
+    """Keeps what operators give; a copy from the host shows none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Any] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made.append(op(*args, **(kwargs or {})))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("low", "high"), [(0.1, 1e300), (-inf, inf), (-1, 3)])
+def test_numbers_become_bounds_on_the_device(low: float, high: float, dtype: torch.dtype) -> None:
+    """Rounded as a tensor's are; from the host they could not come while a CUDA graph is captured."""
+    ball, x = L0Ball(1, low=low, high=high), torch.zeros(2, 3, dtype=dtype)
+    for bound, wanted in zip(ball.box(x), (low, high), strict=False):
+        torch.testing.assert_close(bound, torch.tensor(wanted, dtype=dtype), rtol=0.0, atol=0.0)
+    with Recorded() as recorded:
+        bounds = ball.box(x.to("meta"))
+    assert all(any(bound is made for made in recorded.made) for bound in bounds)
 
 
 IMAGE = torch.zeros(2, 3, 2, 2)

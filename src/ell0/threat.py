@@ -90,7 +90,11 @@ class L0Ball:
 
     def box(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``low, high, mutable`` as tensors broadcastable to x, on its device; the bounds in its dtype."""
-        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in (self.low, self.high))
+        # Numbers are made on the device: a copy from the host would wait for it, which a CUDA graph cannot hold.
+        low, high = (
+            (bound if isinstance(bound, Tensor) else torch.full((), bound, dtype=torch.float64, device=x.device)).to(x)
+            for bound in (self.low, self.high)
+        )
         mutable = torch.ones((), dtype=torch.bool, device=x.device) if self.mutable is None else self.mutable
         return low, high, mutable
 

@@ -25,6 +25,7 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
+NETWORKED = ("walk", "select", "trim_fields", "mark_fields")  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
@@ -150,11 +151,11 @@ def backward(
             grad_weight = grad.T @ lanes.inner[:, :n].T
         pieces = -(-n // BLOCK)
         parts = x.new_empty(pieces, rows, d)
-        _launch(
+        launch(
             "weight_parts", (rows * pieces,), (turned, order, lanes.panel, cuts, marks, parts, n, rows, d),
             (("BLOCK", BLOCK), ("BATCH", 32), ("PLACES", 64)), {"num_warps": 4},
         )  # fmt: skip
-        _launch(
+        launch(
             "weight_gradient", (rows,),
             (turned, x, weight, order, bound, lanes.panel, lanes.asked, *lanes.leads, cuts, ties, marks, parts,
              marks.new_empty(rows * TIED), grad_weight, n, rows, lanes.width, d, bounds_per_row(d), pieces),
@@ -162,13 +163,13 @@ def backward(
         )  # fmt: skip
     if to_x:
         size, batch = 32, 32
-        _launch(
+        launch(
             "input_gradient", (-(-n // batch), -(-d // size)),
             (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
             (("SIZE", size), ("BATCH", batch)), {"num_warps": 2},
         )  # fmt: skip
         arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
-        _launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
+        launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
     return grad_x, grad_weight
 
 
@@ -216,7 +217,7 @@ class Lanes:
             (counted, counted, listed)
         )
         lanes = cls(panel, reach, inner.view(inside, padded), votes, count, index, value, asked)
-        _launch(
+        launch(
             "pack", (-(-padded // together),),
             (matrix, asked, lanes.panel, lanes.reach, lanes.inner, lanes.votes, *lanes.leads, rows, padded, d),
             (("WIDTH", width), ("ROWS", together), ("SAMPLES", samples), ("LEADS", LEADS)),
@@ -241,7 +242,7 @@ def _walk(work: Work, lanes: Lanes, top: int, bottom: int) -> None:
     ask = n * rows >= ASKED
     tickets = work.tickets.chunk(2)
     parts, units = _units(n, sms)
-    _launch(
+    launch(
         "walk", (sms * _programs(WALKERS, x.device),),
         (work.order, work.bound, weight, lanes.panel, lanes.reach, x, lanes.votes, *lanes.leads, *work.outputs,
          tickets[0], work.asked, rows, n, lanes.width, d, blocks, parts, units, sms, _share(n, rows, sms), n, rows),
@@ -252,7 +253,7 @@ def _walk(work: Work, lanes: Lanes, top: int, bottom: int) -> None:
     order, bound = _ordered(x, lanes.votes, work.asked)
     across = Lanes.of(weight, samples=False, asked=work.asked)
     parts, units = _units(rows, sms)
-    _launch(
+    launch(
         "walk", (sms * _programs(WALKERS, x.device),),
         (order, bound, x, across.panel, across.reach, weight, lanes.votes, *lanes.leads, *work.outputs, tickets[1],
          work.asked, n, rows, across.width, d, blocks, parts, units, sms, 1, n, rows),
@@ -285,7 +286,7 @@ def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> No
     parts, units = _units(n, sms)
     pairs = counts if len(counts) == 2 else (*counts, (0, 0))
     scratch = x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
-    _launch(
+    launch(
         "select", (programs,),
         (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
          scratch, rows, n, lanes.width, d, bounds_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
@@ -308,7 +309,7 @@ def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tupl
     order = torch.empty(rows, d, dtype=torch.int64, device=matrix.device)
     bound = matrix.new_empty(rows, bounds_per_row(d))
     width = _width(d)
-    _launch(
+    launch(
         "order_rows", (rows,),
         (matrix, order if votes is None else votes, order if asked is None else asked, order, bound, d,
          bounds_per_row(d)),
@@ -389,7 +390,7 @@ class _Compiled:
 _compiled: dict[tuple[Any, ...], _Compiled] = {}
 
 
-def _launch(
+def launch(
     name: str,
     grid: tuple[int, ...],
     arguments: tuple[Tensor | int, ...],
@@ -407,8 +408,8 @@ def _launch(
         return
     first = arguments[0]
     assert isinstance(first, Tensor)
-    # Constants with networks among them are long, and live as long as the cache they come from.
-    kind = id(constants) if name in ("walk", "select") else constants
+    # These constants are long, and live as long as the cache they come from.
+    kind = id(constants) if name in NETWORKED else constants
     device = first.device.index
     plain = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
     aligned = tuple((plain[i] % 16 == 0, plain[i] == 1) for i in _kernels().ALIGNED[name])
