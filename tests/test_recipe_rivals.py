@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ell0 import certify, recipe, report
+from ell0 import certify, models, recipe, report
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
 from ell0.recipe._measure import Subject, _ablated
@@ -138,15 +138,21 @@ def test_a_finished_run_measures_nothing_again(ran: Path) -> None:
     assert Results.load(ran / "results.json").rows == before
 
 
-def test_the_draws_of_a_row_do_not_depend_on_the_ranks(ran: Path) -> None:
+def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: Path) -> None:
     class Two(Team):
         def by_row(self, work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
             both = [work(*(part[rank::2] for part in rows)) for rank in (0, 1)]
             return torch.stack(both, 1).flatten()
 
-    (x, y), copies = rows_of(ran), trained(ran, "copies")
-    alone, shared = (_ablated(copies, Subject(copies, x, y, 3, ran, team)) for team in (ALONE, Two()))
+    torch.manual_seed(0)
+    copies = certify.RandomisedAblation(models.mlp(0, in_features=32, hidden=(8,)), 6, selection=20, samples=40).eval()
+    x = torch.rand(60, 1, 4, 4)
+    y = copies(x).argmax(1)
+    alone, shared = (_ablated(copies, Subject(copies, x, y, 3, tmp_path, team)) for team in (ALONE, Two()))
     assert torch.equal(alone, shared)
+    for seed, same in ((3, True), (4, False)):
+        radii = copies.radius(x, y, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(alone, radii) == same
 
 
 def test_what_holds_with_some_confidence_is_no_proof(ran: Path) -> None:
