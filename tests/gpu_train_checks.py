@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
+from ell0.certify import PartitionEnsemble, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
 from ell0.train import TrainConfig, _augment, fit
 from ell0.train._step import GraphStepper, Stepper
@@ -263,6 +264,22 @@ def check_precisions() -> None:
     assert (after[0] == "tf32", after[1]) == (switches[0] == "tf32", switches[1])
 
 
+def check_votes() -> None:
+    """The rivals' steps are captured, they learn, and each replay hides other pixels; copies vote in bf16, folded."""
+    x, y = (t.cuda() for t in images(640))
+    base = models.cnn(in_shape=(6, 32, 32), widths=(16, 32), depth=2)
+    ablation = RandomisedAblation(base, 200, selection=50, samples=200, precision="bf16").cuda()
+    config = TrainConfig(epochs=20, batch=64, rates=(0.002,), optimizer="adam", graph=True)
+    for model in (PartitionEnsemble((3, 32, 32), 16, hidden=(32,)).cuda(), ablation):
+        training = fit(model, (x, y), config)
+        assert training.loss < 0.5 * training.epochs[0].loss, training.loss
+        radii = model.eval().radius(x[:40], y[:40])
+        assert float(radii.double().mean()) > 0, radii
+    stepper = GraphStepper(ablation.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
+    losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}
+    assert len(losses) == 3, losses
+
+
 def check_speed() -> None:
     """No check: what an epoch costs, of MNIST's size with F(0) and F(10), of CIFAR-10's with VGG(0) and VGG(10)."""
     x, y = rows(60_000)
@@ -290,6 +307,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "augment": check_augmented_rows,
     "images": check_images,
     "images-resume": check_images_resume,
+    "votes": check_votes,
     "speed": check_speed,
 }
 

@@ -36,6 +36,8 @@ def test_a_draw_depends_on_the_key_the_row_the_moment_and_nothing_else() -> None
     assert torch.equal(draws(ids[2:3]).bits(torch.tensor([0]), 4, 9), expected[2:3])
     assert torch.equal(every.bits(torch.arange(5), 4, 3), expected[:, :3])
     at = torch.arange(5)
+    several = every.bits(at, torch.tensor([[4], [0], [10**6]]), 9)
+    assert torch.equal(several, torch.stack([every.bits(at, query, 9) for query in (4, 0, 10**6)]))
     for other in (draws(ids, seed=1).bits(at, 4, 9), every.bits(at, 5, 9), draws(ids + 1).bits(at, 4, 9)):
         assert not torch.isin(other, expected).any()
 

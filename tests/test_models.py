@@ -95,6 +95,15 @@ def test_small_cnn_takes_any_shape(shape: tuple[int, int, int]) -> None:
         assert models.small_cnn(k, in_shape=shape, classes=4)(torch.randn(2, *shape)).shape == (2, 4)
 
 
+def test_cnn_halves_in_each_stage() -> None:
+    model = models.cnn(in_shape=(2, 9, 8), widths=(3, 4, 5), depth=2, hidden=(7,), classes=6)
+    assert model(torch.randn(2, 2, 9, 8)).shape == (2, 6)
+    sizes = [tuple(layer.weight.shape) for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert sizes == [(3, 2, 4, 4), (3, 3, 3, 3), (4, 3, 4, 4), (4, 4, 3, 3), (5, 4, 4, 4), (5, 5, 3, 3), (7, 5), (6, 7)]
+    with pytest.raises(ValueError, match=r"in_shape must be .* at least 16 for 4 widths, got \(2, 9, 8\)"):
+        models.cnn(in_shape=(2, 9, 8), widths=(1, 1, 1, 1))
+
+
 def test_small_cnn_shares_all_but_the_truncation() -> None:
     plain, truncated = (seeded(BUILDERS[1], k).state_dict() for k in (0, 2))
     assert truncated.keys() - plain.keys() == {"truncation.weight"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ell0 import data, train
-from ell0.certify._ablation import RandomisedAblation, changed_share, smallest, votes_needed
+from ell0.certify._ablation import Precision, RandomisedAblation, changed_share, smallest, votes_needed
 from ell0.certify._partition import PartitionEnsemble, plurality_radius, run_off_radius
 from ell0.evaluation import Share
 
@@ -409,6 +409,22 @@ def test_both_learn_the_digits() -> None:
     assert int(radii.median()) >= 1
     x, y = x[:60], y[:60]
     assert ablation.eval().accuracy(x, y, [1])[1] > 0.5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_copies_vote_in_the_precision_asked_for(precision: Precision) -> None:
+    seen = set()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    network.register_forward_hook(lambda *given: seen.add(given[-1].dtype))
+    ablation = RandomisedAblation(network, 2, selection=3, samples=5, precision=precision)
+    x, y = torch.rand(2, 1, 2, 3), torch.zeros(2, dtype=torch.int64)
+    ablation.eval()(x)
+    ablation.radius(x, y)
+    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    seen.clear()
+    assert ablation.train()(x).dtype == torch.float32
+    with pytest.raises(ValueError, match='precision must be "fp32" or "bf16", got \'tf32\''):
+        RandomisedAblation(network, 2, precision="tf32")  # type: ignore[arg-type]
 
 
 def test_bad_input_is_named() -> None:

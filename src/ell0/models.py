@@ -1,4 +1,7 @@
-"""The networks of the paper, F(k) and VGG(k), F(k) on pixels, and a small one for tests. All return logits."""
+"""The networks of the paper, F(k) and VGG(k), F(k) on pixels, a plain one, and a small one for tests.
+
+All return logits.
+"""
 
 import math
 from collections import OrderedDict
@@ -17,7 +20,7 @@ from .ops.conv import Unit
 Truncation = Literal["input", "conv", "pixel"]
 """Where a network of convolutions drops extremes: of its input, or of the products or pixels its first layer sums."""
 
-__all__ = ["mlp", "pixel_mlp", "small_cnn", "vgg19"]
+__all__ = ["cnn", "mlp", "pixel_mlp", "small_cnn", "vgg19"]
 
 VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -102,6 +105,40 @@ def vgg19(
         features.append(nn.MaxPool2d(2))
     head = nn.Linear(channels * (height // 32) * (width // 32), classes)
     return _classifier(k, in_shape, truncation, features, head)
+
+
+def cnn(
+    *,
+    classes: int = 10,
+    in_shape: tuple[int, int, int] = (1, 28, 28),
+    widths: Sequence[int] = (64, 128),
+    depth: int = 1,
+    hidden: Sequence[int] = (),
+) -> nn.Sequential:
+    """Convolutions with batch norm, then a ReLU network on what they leave; nothing is truncated.
+
+    Input ``(n, *in_shape)``, output ``(n, classes)``. Each of ``widths`` is that of a stage: a 4x4 convolution that
+    halves height and width, and ``depth - 1`` of 3x3.
+    """
+    if len(check_shape("in_shape", in_shape)) != 3 or min(in_shape[1:]) < 2 ** len(widths):
+        least = 2 ** len(widths)
+        raise ValueError(
+            f"in_shape must be (channels, height, width), the last two at least {least} for {len(widths)} widths, "
+            f"got {in_shape!r}"
+        )
+    channels, height, width = in_shape
+    features: list[nn.Module] = []
+    for wide in widths:
+        halves = nn.Conv2d(channels, wide, 4, stride=2, padding=1)
+        for convolution in (halves, *(nn.Conv2d(wide, wide, 3, padding=1) for _ in range(depth - 1))):
+            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+        channels, height, width = wide, height // 2, width // 2
+    head: list[nn.Module] = []
+    for before, after in pairwise((channels * height * width, *hidden, classes)):
+        head += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(
+        OrderedDict(features=nn.Sequential(*features), flatten=nn.Flatten(), head=nn.Sequential(*head[:-1]))
+    )
 
 
 def small_cnn(

@@ -45,10 +45,14 @@ class Draws:
         key = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=generator.device).to(rows.device)
         self._streams = _mix(_mix(key + _GOLDEN) + rows * _GOLDEN)
 
-    def bits(self, at: Tensor, query: int, count: int) -> Tensor:
-        """``(len(at), count)`` int64, all 64 bits random. at: positions of rows."""
-        stream = _mix(self._streams[at] + _signed((query + 1) * _GOLDEN))
-        return _mix(stream.unsqueeze(1) + torch.arange(1, count + 1, device=at.device) * _GOLDEN)
+    def bits(self, at: Tensor, query: int | Tensor, count: int) -> Tensor:
+        """``(len(at), count)`` int64, all 64 bits random. at: positions of rows.
+
+        query: for several moments int64 ``(q, 1)``; the result is ``(q, len(at), count)``.
+        """
+        moment = (query + 1) * _GOLDEN
+        stream = _mix(self._streams[at] + (moment if isinstance(moment, Tensor) else _signed(moment)))
+        return _mix(stream.unsqueeze(-1) + torch.arange(1, count + 1, device=at.device) * _GOLDEN)
 
     def uniform(self, at: Tensor, query: int, count: int) -> Tensor:
         """``(len(at), count)`` float64, in [0, 1)."""

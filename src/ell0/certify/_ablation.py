@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from fractions import Fraction
 from functools import reduce
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,16 @@ from torch import Tensor, nn
 from ..attacks.contract import check_count
 from ..attacks.draws import Draws
 from ..evaluation import Share
+from ..nn import folded
 from ..threat import describe
 from ._certify import Progress, check_labels
 from ._record import check_budgets, shares
 from ._voting import check_rows, tally
 
+Precision = Literal["fp32", "bf16"]
+
 BATCH = 4096
-"""Ablated copies that the model sees at a time."""
+"""Ablated copies that the base sees at a time."""
 
 ROUNDING = 1e-9
 """Relative error that a tail summed in float64 may have, with room to spare; at 10,000 samples it is below 1e-10."""
@@ -38,45 +42,51 @@ class RandomisedAblation(nn.Module):
     whatever the values are. A pixel is all channels of a position of ``(n, channels, height, width)``, or one number of
     ``(n, d)``.
 
-    In training mode the result is that of ``model`` on one ablated copy of each row, drawn anew in every call from
+    In training mode the result is that of ``base`` on one ablated copy of each row, drawn anew in every call from
     torch's own generator, as dropout does: `ell0.train.fit` trains it as any other. In eval mode it is the votes of
     ``selection`` copies, ``(n, classes)``, the same pixels seen in every row, so that rows do not depend on the batch.
 
     Args:
-        model: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
+        base: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
             ``(1 - x) / 2``, both 0 where a pixel is hidden, which no value of x is.
         keep: pixels seen.
         selection, samples: copies that choose the class, and others that estimate its probability.
         confidence: with which a radius holds, for each row by itself.
+        precision: of ``base`` on the copies that vote; ``"bf16"`` rounds its products (autocast). Nothing that is
+            proven depends on it: it makes another ``base``, of which the same holds.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        base: nn.Module,
         keep: int,
         *,
         selection: int = 1_000,
         samples: int = 10_000,
         confidence: float = 0.95,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
         for name, value in (("keep", keep), ("selection", selection), ("samples", samples)):
             check_count(name, value)
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
-        self.model = model
-        self.keep, self.selection, self.samples, self.confidence = keep, selection, samples, confidence
+        if precision not in get_args(Precision):
+            raise ValueError(f'precision must be "fp32" or "bf16", got {precision!r}')
+        self.base = base
+        self.keep, self.selection, self.samples = keep, selection, samples
+        self.confidence, self.precision = confidence, precision
 
     @property
     def forwards(self) -> int:
-        """Forward passes of ``model`` for one certified answer."""
+        """Forward passes of ``base`` for one certified answer."""
         return self.selection + self.samples
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)`` or ``(n, d)``; result: ``(n, classes)``."""
         if self.training:
             noise = torch.rand(len(x), self._check_keep(x), device=x.device)
-            return self._logits(_channels(x), smallest(noise, self.keep).unsqueeze(0))
+            return _logits(self.base, _channels(x), smallest(noise, self.keep).unsqueeze(0))
         alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), BATCH).to(x.dtype)
 
@@ -137,23 +147,20 @@ class RandomisedAblation(nn.Module):
         check_budgets(budgets)
         return shares(self.radius(x, y, generator=generator, rows=rows, batch=batch, progress=progress), budgets)
 
-    def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: Sequence[int], batch: int) -> Tensor:
+    def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
         """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
         units, channels, step = self._check_keep(x), _channels(x), max(1, batch // len(x))
+        # On a GPU alone, where it is faster: elsewhere the answer is that of the very base.
+        base = folded(self.base) if x.is_cuda else self.base
 
-        def count(queries: Sequence[int]) -> Tensor:
-            bits = torch.stack([draws.bits(at, query, units) for query in queries])
-            logits = self._logits(channels, smallest(bits, self.keep))
+        def count(queries: range) -> Tensor:
+            moments = torch.arange(queries[0], queries[-1] + 1, device=x.device).unsqueeze(1)
+            bits = draws.bits(at, moments, units)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                logits = _logits(base, channels, smallest(bits, self.keep))
             return tally(logits.argmax(1).view(bits.shape[:2]), logits.shape[1])
 
         return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
-
-    def _logits(self, channels: Tensor, seen: Tensor) -> Tensor:
-        """``(copies * n, classes)``, copy by copy.  channels: of n rows.  seen: ``(copies, n, units)`` bool."""
-        seen = seen.unflatten(2, (1, *channels.shape[2:])) if channels.ndim == 4 else seen.repeat(1, 1, 2)
-        # Chosen, not multiplied: a hidden infinity would come through as NaN.
-        logits: Tensor = self.model(torch.where(seen, channels, 0.0).flatten(0, 1))
-        return logits
 
     def _check_keep(self, x: Tensor) -> int:
         """The number of units of x; raises where there are fewer than are to be seen."""
@@ -163,7 +170,8 @@ class RandomisedAblation(nn.Module):
         return units
 
     def extra_repr(self) -> str:
-        return f"keep={self.keep}, selection={self.selection}, samples={self.samples}, confidence={self.confidence}"
+        words = f"keep={self.keep}, selection={self.selection}, samples={self.samples}, confidence={self.confidence}"
+        return f"{words}, precision={self.precision!r}"
 
 
 def changed_share(units: int, keep: int, budget: int) -> Fraction:
@@ -196,6 +204,14 @@ def smallest(numbers: Tensor, count: int) -> Tensor:
     """Where the ``count`` smallest of the last dimension are: bool, the shape of ``numbers``."""
     places = numbers.topk(count, largest=False, sorted=False).indices
     return torch.zeros_like(numbers, dtype=torch.bool).scatter_(-1, places, True)
+
+
+def _logits(base: nn.Module, channels: Tensor, seen: Tensor) -> Tensor:
+    """``(copies * n, classes)``, copy by copy.  channels: of n rows.  seen: ``(copies, n, units)`` bool."""
+    seen = seen.unflatten(2, (1, *channels.shape[2:])) if channels.ndim == 4 else seen.repeat(1, 1, 2)
+    # Chosen, not multiplied: a hidden infinity would come through as NaN.
+    logits: Tensor = base(torch.where(seen, channels, 0.0).flatten(0, 1))
+    return logits
 
 
 def _channels(x: Tensor) -> Tensor:

@@ -108,6 +108,11 @@ def certify(
         network, card = load_model(model)
         if not isinstance(network, nn.Module):
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
+        if isinstance(network, certificates.PartitionEnsemble | certificates.RandomisedAblation):
+            raise ValueError(
+                f"model must be one that bounds pass through, got {model!r}, which certifies by votes: a recipe "
+                "measures that, see ell0 run mnist-rivals"
+            )
         scale: recipe.Scale = card.get("scale", "symmetric")
         x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
         network = network.to(place).eval()

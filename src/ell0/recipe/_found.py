@@ -38,6 +38,11 @@ class Found:
         """That no point within a box, nearer than the radius of a row, is an error: as distances that nothing broke."""
         return cls(beta, (CERTIFICATE,), torch.full_like(radii, -1), radii)
 
+    @classmethod
+    def nothing(cls, n: int) -> Found:
+        """That n rows were looked at, and no word on any."""
+        return cls(0.0, (), torch.full((n,), -1), torch.full((n,), -1))
+
     @property
     def proves(self) -> bool:
         """Whether it is a certificate."""

@@ -23,7 +23,7 @@ from ..results import Row
 from ..threat import L0Ball, Unit
 from ..train import TrainConfig
 from ._data import Data, Scale, box
-from ._model import read_model
+from ._model import VOTERS, read_model
 from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole, written
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -32,7 +32,7 @@ WORST = "worst case"
 """What stands as the attack of a row that all of them decided together."""
 
 _OF_EVERY_ATTACK = ("generator", "rows", "target")
-_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified")
+_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified", "forwards", "confidence")
 _SCALAR = (str, bool, int, float)
 
 
@@ -73,8 +73,14 @@ class Classifier:
     objective: Objective | None = None
 
     @property
-    def k(self) -> int:
-        return int(self.model["k"])
+    def k(self) -> int | None:
+        """What its network truncates; None, where that is no word of it."""
+        return self.model.get("k")
+
+    @property
+    def votes(self) -> bool:
+        """Whether it certifies by counting votes, and not by bounds."""
+        return self.model["name"] in VOTERS
 
     @property
     def slug(self) -> str:
@@ -84,7 +90,8 @@ class Classifier:
     @property
     def row(self) -> Row:
         """What every row of results on it says."""
-        return {"classifier": self.name, "k": self.k, "adversarial": self.attack is not None}
+        k = {} if self.k is None else {"k": self.k}
+        return {"classifier": self.name, **k, "adversarial": self.attack is not None}
 
     @property
     def training_row(self) -> Row:
@@ -131,7 +138,7 @@ class Task:
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        return (self.classifier.k,) if isinstance(self.measure.budgets, str) else self.measure.budgets
+        return (self.classifier.k or 0,) if isinstance(self.measure.budgets, str) else self.measure.budgets
 
     def rows(self) -> list[Row]:
         """What the rows of results say, without their figures; no two tasks of a recipe say the same."""
@@ -296,10 +303,11 @@ def _loaded(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
     written = [_classifier(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
     classifiers = tuple(chain.from_iterable(some for _, some in written))
+    known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
     groups = {pattern: tuple(one.name for one in some) for pattern, some in written}
-    groups |= {one.name: (one.name,) for one in chain(classifiers, *(other.classifiers for other in used))}
+    groups |= {name: (name,) for name in known}
     _check_names(path.name, [one for other in used for one in other.classifiers] + list(classifiers))
-    measures = tuple(_measure(table, groups, source) for table in top.tables("measure"))
+    measures = tuple(_measure(table, groups, known, source) for table in top.tables("measure"))
     paper, quoted = (tuple(_figure(table) for table in top.tables(key)) for key in ("paper", "quoted"))
     top.close()
     recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, measures, paper, quoted)
@@ -379,8 +387,8 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     words = table.table("model")
     if words is None:
         raise ValueError(f"{table.where}: the table [classifier.model] is missing")
-    model, ks = read_model(words)
-    if len(ks) > 1 and "{k}" not in pattern:
+    models = read_model(words)
+    if len(models) > 1 and "{k}" not in pattern:
         raise ValueError(f"{table.where}: name must have {{k}} in it where k has several values, got {pattern!r}")
     own = table.table("training")
     training = Table(f"{table.where}, training", {**(own.content if own else {}), **over})
@@ -394,8 +402,8 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
         config = TrainConfig(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{training.where}: {error}") from error
-    one = Classifier("", model, config, attack, budget, objective)
-    return pattern, [replace(one, name=pattern.replace("{k}", str(k)), model={**model, "k": k}) for k in ks]
+    one = Classifier("", {}, config, attack, budget, objective)
+    return pattern, [replace(one, name=pattern.replace("{k}", str(model.get("k"))), model=model) for model in models]
 
 
 def _objective(table: Table | None) -> Objective | None:
@@ -447,7 +455,9 @@ def _unit(table: Table) -> Unit:
 _WHATS = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
 
 
-def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) -> Measure:
+def _measure(
+    table: Table, groups: Mapping[str, tuple[str, ...]], known: Mapping[str, Classifier], source: Data
+) -> Measure:
     what = table.need("what", choice(*_WHATS))
     everyone = tuple(dict.fromkeys(chain.from_iterable(groups.values())))
     chosen = table.take("classifiers", many(choice(*groups)), everyone)
@@ -468,12 +478,21 @@ def _measure(table: Table, groups: Mapping[str, tuple[str, ...]], source: Data) 
     if what in ("certified_accuracy", "robust_accuracy", "worst_case"):
         written = table.need("budgets", ANYTHING)
         base = replace(base, budgets="k" if written == "k" else table.need("budgets", many(whole(0))))
+        for name in base.classifiers if written == "k" else ():
+            if known[name].k is None:
+                raise ValueError(f"{table.where}: budgets must be a list for {name}, which has no k, got 'k'")
     if what == "worst_case":
+        for name in base.classifiers:
+            if known[name].votes:
+                raise ValueError(f"{table.where}: classifiers must be without {name}, whose votes have no gradient")
         queries, steps = table.take("queries", whole(1), 1000), table.take("steps", whole(1), 100)
         base = replace(base, queries=(queries,), steps=(steps,), beta=tuple(sorted(base.beta)))
     elif what == "certified_accuracy":
         method = table.take("method", choice(*get_args(certify.Method)), "best")
         base = replace(base, parameters={"method": method})
+        for name, key in product(base.classifiers, ("beta", "method")):
+            if known[name].votes and key in table.content:
+                raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
     elif what != "clean_accuracy":
         base = _with_attack(table, base, "pointwise" if what == "median_distance" else "sparse_rs")
     table.close()
@@ -518,7 +537,7 @@ def _tasks(one: Classifier, measure: Measure) -> Iterator[Task]:
         return
     if measure.what == "certified_accuracy":
         for limit in [{"beta": beta} for beta in measure.beta] or [{}]:
-            yield Task(one, measure, {**row, **measure.parameters, **limit})
+            yield Task(one, measure, {**row, **({} if one.votes else measure.parameters), **limit})
         return
     row |= {"attack": measure.attack, **measure.parameters}
     budgets = [{"budget": m} for m in Task(one, measure, row).budgets] or [{}]

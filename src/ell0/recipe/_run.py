@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from ._found import load as load_found
 from ._found import save as save_found
 from ._gallery import write_gallery
 from ._measure import Subject, certified_ball, measured
-from ._model import build, fitted
+from ._model import base_shape, build, fitted
 from ._recipe import Classifier, Recipe, Task, identity, load, names
 
 
@@ -263,10 +264,11 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
     shape, classes = tuple(x.shape[1:]), data.classes
     for one in recipe.everyone().values():
         words = _words(one, data)
-        given = words.get("in_features", tuple(words.get("in_shape", shape)))
-        if given not in (shape, x[0].numel()) or words["classes"] < classes:
+        sees, seen = (words["base"], base_shape(shape)) if "base" in words else (words, shape)
+        given = sees.get("in_features", tuple(sees.get("in_shape", seen)))
+        if given not in (seen, math.prod(seen)) or sees["classes"] < classes:
             raise ValueError(
-                f"{one.name}: the model must take rows of shape {shape} to at least {classes} classes, got {words}"
+                f"{one.name}: the model must take rows of shape {seen} to at least {classes} classes, got {sees}"
             )
         build(words)
     for task in recipe.tasks():
@@ -287,10 +289,26 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
 
 def _check_certified(task: Task, network: nn.Module, x: torch.Tensor) -> None:
     """Raises where no certificate can be had, before anything is trained."""
+    if task.classifier.votes:
+        _check_votes(task, network, x)
+        return
     try:
         y = network.eval()(x).argmax(1)
         certify.radius(network, x, y, certified_ball(task), max_budget=max(task.budgets), method="ibp")
     except ValueError as error:
+        raise ValueError(f"{_title(task)}: {error}") from error
+
+
+def _check_votes(task: Task, network: nn.Module, x: torch.Tensor) -> None:
+    """The same for a model that counts votes."""
+    if x.ndim == 4 and x.shape[1] > 1 and task.measure.unit != "pixel":
+        unit = task.measure.unit
+        raise ValueError(f'{_title(task)}: unit must be "pixel", of which a vote sees all channels, got "{unit}"')
+    if isinstance(network, certify.RandomisedAblation):
+        network.selection = 1  # a copy is enough to see whether it takes the rows
+    try:
+        network.eval()(x)
+    except (ValueError, RuntimeError) as error:
         raise ValueError(f"{_title(task)}: {error}") from error
 
 

@@ -35,13 +35,19 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
 
     certified: rows of certified accuracy.  radii: of the median radius.  worst: of the worst case of all attacks.
     """
-    words = (
-        f"Certified: no attacker who changes so many {units} changes the answer. That is proven, in one pass through "
-        "the network, so the true robust accuracy lies between what is certified and what still stands under attack."
-    )
+    words = f"Certified: no attacker who changes so many {units} changes the answer. "
+    if any(row.get("forwards") is None for row in certified):
+        words += (
+            "That is proven, in one pass through the network, so the true robust accuracy lies between what is "
+            "certified and what still stands under attack. "
+        )
+    votes = {who(row): number(row["forwards"]) for row in certified if row.get("forwards") is not None}
+    if votes:
+        each = series([f"{name} in {forwards} forwards" for name, forwards in votes.items()])
+        words += f"By a vote, proven unless a confidence is named, which holds for each row by itself: {each}. "
     medians = [f"{who(row)} {_median(row, units)}" for row in radii if finite(row.get("value"))]
     if medians:
-        words += f" The median certified radius, a misclassified row counted as -1: {series(medians)}."
+        words += f"The median certified radius, a misclassified row counted as -1: {series(medians)}."
     lines = []
     for row in certified:
         attacked = _attacked(row, worst)
@@ -60,7 +66,7 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
     head = ("classifier", f"{units} changed", "values", "certified", "stands under attack", "neither proven nor broken")
     return Part(
         "Proven and broken",
-        words,
+        words.rstrip(),
         tuple(_sandwich(certified, worst, units)),
         Table(head, tuple(lines)),
         "Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
@@ -88,7 +94,8 @@ def _terms(row: Row, units: str) -> str:
     """What a certificate is about, beside its budget."""
     pixels = row.get("unit") == "pixel" and units != "pixels"
     method = None if row.get("method", "best") == "best" else f"by {row['method']}"
-    words = [beta_words(row.get("beta")) or _ANY, "counted in pixels" if pixels else None, method]
+    sure = None if row.get("confidence") is None else f"with {percent(row['confidence'])} confidence"
+    words = [beta_words(row.get("beta")) or _ANY, "counted in pixels" if pixels else None, method, sure]
     return ", ".join(filter(None, words))
 
 

@@ -14,7 +14,10 @@ from ..recipe import Recipe, load, slug
 from ..recipe._recipe import identity
 from ..results import Results, Row
 
-_NUMBERS = ("k", "n", "low", "high", "paper", "paper_n", "budget", "queries", "steps", "beta", "seconds")
+_NUMBERS = (
+    "k", "n", "low", "high", "paper", "paper_n", "budget", "queries", "steps", "beta", "seconds", "forwards",
+    "confidence",
+)  # fmt: skip
 _TEXTS = ("what", "classifier", "attack", "unit", "protocol")
 
 Floats = npt.NDArray[np.float32]

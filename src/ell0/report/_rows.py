@@ -10,7 +10,7 @@ from ._words import beta_words, number, percent, span, tenths
 
 Key = TypeVar("Key", bound=Hashable)
 
-FIGURE = ("what", "value", "low", "high", "n", "paper", "paper_n", "seconds", "certified")
+FIGURE = ("what", "value", "low", "high", "n", "paper", "paper_n", "seconds", "certified", "forwards", "confidence")
 _SETTING = (
     "classifier",
     "k",

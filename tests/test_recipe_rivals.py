@@ -1,0 +1,234 @@
+"""The rivals in recipes: their words, what is measured of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ell0 import certify, models, recipe, report
+from ell0.cli import main
+from ell0.parallel import ALONE, Team
+from ell0.recipe._measure import Subject, _ablated
+from ell0.recipe._recipe import identity
+from ell0.results import Results, Row
+from ell0.train import load_checkpoint
+
+BUDGETS = (1, 2, 4, 8, 10, 16, 20)
+
+RIVALS = """
+name = "rivals"
+summary = "the rivals, small"
+seed = 3
+[data]
+npz = "colours.npz"
+[[classifier]]
+name = "parts"
+[classifier.model]
+name = "partition"
+parts = 5
+hidden = [8]
+split = "random"
+rule = "plurality"
+[classifier.training]
+epochs = 10
+batch = 16
+rates = [0.01]
+optimizer = "adam"
+[[classifier]]
+name = "copies"
+[classifier.model]
+name = "ablation"
+keep = 4
+selection = 10
+samples = 60
+confidence = 0.9
+precision = "bf16"
+[classifier.model.base]
+name = "cnn"
+widths = [6, 8]
+hidden = [9]
+[classifier.training]
+epochs = 10
+batch = 16
+rates = [0.01]
+optimizer = "adam"
+augment = "shift"
+[[measure]]
+what = "clean_accuracy"
+[[measure]]
+what = "certified_accuracy"
+budgets = [1, 2]
+unit = "pixel"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def write_rivals(folder: Path, text: str = RIVALS) -> Path:
+    """The recipe, and two classes of 4 x 4 images in colour, one brighter than the other."""
+    y = np.arange(64) % 2
+    noise = np.random.default_rng(0).normal(0, 0.4, (64, 3, 4, 4))
+    x = (noise + (y - 0.5).reshape(-1, 1, 1, 1)).clip(-1, 1).astype(np.float32)
+    np.savez(folder / "colours.npz", x_train=x, y_train=y, x_test=x[:24], y_test=y[:24])
+    path = folder / "rivals.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rivals")
+    return recipe.run(write_rivals(folder), out=folder / "run", device="cpu")
+
+
+def rows_of(run: Path) -> tuple[Tensor, Tensor]:
+    return recipe.arrays(run.parent / "colours.npz", "x_test", "y_test")
+
+
+def trained(run: Path, name: str) -> Any:
+    checkpoint = load_checkpoint(run / name)
+    network = recipe.model(checkpoint.card)
+    checkpoint.into(network)
+    return network.eval()
+
+
+def test_the_rows_are_those_of_the_models_own_radii(ran: Path) -> None:
+    results, (x, y) = Results.load(ran / "results.json"), rows_of(ran)
+    parts, copies = trained(ran, "parts"), trained(ran, "copies")
+    assert isinstance(parts, certify.PartitionEnsemble)
+    assert (parts.parts, parts.split, parts.rule, parts.shape) == (5, "random", "plurality", (3, 4, 4))
+    assert isinstance(copies, certify.RandomisedAblation)
+    assert (copies.keep, copies.selection, copies.samples) == (4, 10, 60)
+    assert (copies.confidence, copies.precision) == (0.9, "bf16")
+    generator = torch.Generator().manual_seed(3)
+    radii = {"parts": parts.radius(x, y), "copies": copies.radius(x, y, generator=generator)}
+    more: dict[str, Row] = {"parts": {"forwards": 5}, "copies": {"forwards": 70, "confidence": 0.9}}
+    for name, network in (("parts", parts), ("copies", copies)):
+        assert int(radii[name].max()) > 0
+        for budget in (1, 2):
+            row = results.find(what="certified_accuracy", classifier=name, budget=budget)
+            assert (row["value"], row["n"]) == (float((radii[name] >= budget).double().mean()), 24)
+            assert row.items() >= {"unit": "pixel", **more[name]}.items()
+            assert not row.keys() & {"k", "method", "beta"}
+        median = results.find(what="certified_radius", classifier=name)
+        assert median["value"] == float(radii[name].double().quantile(0.5))
+        assert median.items() >= more[name].items()
+        assert median["seconds"] >= 0
+        clean = results.find(what="clean_accuracy", classifier=name)["value"]
+        assert clean == float((network(x).argmax(1) == y).double().mean())
+        assert results.find(what="training_seconds", classifier=name)["value"] > 0
+    there = [identity(row) for row in results.rows]
+    assert all(row in there for row in recipe.load(ran / "recipe.toml").asked())
+
+
+def test_a_finished_run_measures_nothing_again(ran: Path) -> None:
+    before = Results.load(ran / "results.json").rows
+    recipe.run(ran.parent / "rivals.toml", out=ran, device="cpu")
+    assert Results.load(ran / "results.json").rows == before
+
+
+def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: Path) -> None:
+    class Two(Team):
+        def by_row(self, work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+            both = [work(*(part[rank::2] for part in rows)) for rank in (0, 1)]
+            return torch.stack(both, 1).flatten()
+
+    torch.manual_seed(0)
+    copies = certify.RandomisedAblation(models.mlp(0, in_features=32, hidden=(8,)), 6, selection=20, samples=40).eval()
+    x = torch.rand(60, 1, 4, 4)
+    y = copies(x).argmax(1)
+    alone, shared = (_ablated(copies, Subject(copies, x, y, 3, tmp_path, team)) for team in (ALONE, Two()))
+    assert torch.equal(alone, shared)
+    for seed, same in ((3, True), (4, False)):
+        radii = copies.radius(x, y, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(alone, radii) == same
+
+
+def test_what_holds_with_some_confidence_is_no_proof(ran: Path) -> None:
+    """An attack, or the answer to the clean row, may contradict it: neither stops a run, nor is it told as proven."""
+    kinds = {}
+    for number, task in enumerate(recipe.load(ran / "recipe.toml").tasks()):
+        with np.load(ran / "verdicts" / f"{number}.npz") as file:
+            kinds[task.classifier.name, task.measure.what] = json.loads(str(file["names"]))
+    assert kinds["parts", "certified_accuracy"] == ["certificate"]
+    assert kinds["copies", "certified_accuracy"] == []
+
+
+def test_the_page_says_what_a_vote_is(ran: Path) -> None:
+    text = " ".join(re.sub(r"<[^>]+>", " ", report.page([ran])).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert "holds for each row by itself: parts in 5 forwards and copies in 70 forwards." in text
+    assert "in one pass through the network" not in text
+    assert re.search(r"copies \d any value, with 90.0.% confidence", text)
+    assert re.search(r"parts \d any value \d", text)
+
+
+def test_votes_are_no_bounds_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = rows_of(ran)
+    np.savez(ran.parent / "mine.npz", x=x, y=y)
+    for name in ("parts", "copies"):
+        assert main(["certify", str(ran / name), "--data", str(ran.parent / "mine.npz"), "--device", "cpu"]) == 1
+        assert "which certifies by votes: a recipe measures that" in capsys.readouterr().err
+
+
+BASE = '[classifier.model.base]\nname = "cnn"\nwidths = [6, 8]\nhidden = [9]\n'
+CERTIFIED = 'what = "certified_accuracy"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("parts = 5\n", "", "model: parts is missing"),
+        ("parts = 5\n", "parts = 17\n", "parts must be at most the number of pixels, got parts=17 with 16 pixels"),
+        ("parts = 5\n", "parts = 5\nclamp = true\n", "'clamp' is no key here"),
+        ("parts = 5\n", "parts = 5\nk = 2\n", "'k' is no key here"),
+        ('split = "random"', 'split = "randon"', "split must be one of 'strided', 'random', got 'randon'"),
+        ('rule = "plurality"', 'rule = "most"', "rule must be one of"),
+        ("keep = 4\n", "", "model: keep is missing"),
+        ("keep = 4\n", "keep = 17\n", "budget 1, 2: keep must be at most the number of pixels"),
+        ("confidence = 0.9\n", "confidence = 1.0\n", "confidence must lie in (0, 1), got 1.0"),
+        ("samples = 60\n", "sample = 60\n", "'sample' is no key here; did you mean 'samples'?"),
+        ('precision = "bf16"', 'precision = "fp16"', "precision must be one of 'fp32', 'bf16', got 'fp16'"),
+        (BASE, "", "the table [classifier.model.base] is missing"),
+        ('name = "cnn"\n', 'name = "partition"\n', "base: name must be one of"),
+        ('name = "cnn"\n', 'name = "cnn"\nin_shape = [3, 4, 4]\n', "copies: the model must take rows of shape (6, 4"),
+        ('name = "cnn"\nwidths = [6, 8]', 'name = "mlp"\nk = [0, 1]', "base: k must have one value, got [0, 1]"),
+        (CERTIFIED, f"{CERTIFIED}beta = 1.0\n", "beta must be left out for parts, whose votes are for any value"),
+        (CERTIFIED, f'{CERTIFIED}method = "ibp"\n', "measure 2: method must be left out for parts, whose votes"),
+        ('unit = "pixel"', "", 'budget 1, 2: unit must be "pixel", of which a vote sees all channels, got "feature"'),
+        ("budgets = [1, 2]", 'budgets = "k"', "measure 2: budgets must be a list for parts, which has no k, got 'k'"),
+        (CERTIFIED, 'what = "worst_case"\n', "classifiers must be without parts, whose votes have no gradient"),
+    ],
+)  # fmt: skip
+def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in RIVALS
+    path = write_rivals(tmp_path, RIVALS.replace(old, new))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recipe.run(path, out=tmp_path / "run", device="cpu")
+    assert not list((tmp_path / "run").glob("*/checkpoint.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "unit"), [("mnist-rivals", (1, 28, 28), "feature"), ("cifar-rivals", (3, 32, 32), "pixel")]
+)
+def test_shipped_rivals(name: str, shape: tuple[int, ...], unit: str) -> None:
+    """All test images, 1,000 + 10,000 copies, and steps that a CUDA graph can hold: none asks for a value."""
+    rivals = recipe.load(name)
+    certified = [task for task in rivals.tasks() if task.measure.what == "certified_accuracy"]
+    assert [task.budgets for task in certified] == [BUDGETS] * 2
+    assert {(task.row["unit"], task.measure.rows) for task in certified} == {(unit, None)}
+    assert {row["classifier"] for row in rivals.quoted} == {"randomised ablation", "feature partition (FPA)"}
+    for one in rivals.classifiers:
+        network: Any = recipe._model.build(recipe._model.fitted(one.model, shape, 10)).train()
+        assert network.forwards == (11_000 if isinstance(network, certify.RandomisedAblation) else network.parts)
+        assert network(torch.empty(4, *shape, device="meta")).shape[0] == 4
