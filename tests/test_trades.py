@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from ell0 import L0Ball, certify, data, models, recipe
@@ -163,8 +164,8 @@ def test_it_finds_the_best_points_of_a_linear_model() -> None:
 
     def gained(steps: int) -> Tensor:
         z = model(Trades(5, steps=steps).attacked(model, x, y))
-        after: Tensor = (z.gather(1, y[:, None]) - z.gather(1, 1 - y[:, None])).squeeze(1)
-        return (margin - after) / gains
+        after = (z.gather(1, y[:, None]) - z.gather(1, 1 - y[:, None])).squeeze(1)
+        return torch.div(margin - after, gains)
 
     several = torch.stack([gained(20) for _ in range(6)]).detach()  # of either mask
     assert several.max() <= 1 + 1e-5
@@ -220,6 +221,20 @@ def test_in_bf16_all_forwards_are_rounded() -> None:
     seen.clear()
     Stepper(model, replace(config, precision="fp32"), stage=Trades(4, "pixel", steps=3)).step(x, y)
     assert seen == [torch.float32] * 5
+
+
+@pytest.mark.parametrize(
+    "make", [normed, lambda: models.small_cnn(2, in_shape=(3, 6, 6), classes=3)], ids=["normed", "truncated"]
+)
+def test_no_shape_and_no_path_depends_on_values(make: Callable[[], nn.Module]) -> None:
+    """So that a CUDA graph can hold a step: on tensors without values whatever asks for one raises."""
+    with FakeTensorMode():
+        x, y = torch.rand(8, 3, 6, 6), torch.zeros(8, dtype=torch.int64)
+        scores, loss = Trades(4, "pixel", steps=3)(make(), x, y)
+        loss.backward()
+        assert scores.shape == (8, 3)
+        with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+            float(loss.detach())
 
 
 def stop_after(epoch: int) -> Callable[[object], None]:

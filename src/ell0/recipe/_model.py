@@ -22,6 +22,7 @@ _KINDS: dict[str, Kind[Any]] = {
     "classes": whole(1),
     "in_shape": sizes(),
     "width": whole(1),
+    "activation": choice(*get_args(models.Activation)),
     "truncation": choice(*get_args(models.Truncation)),
 }
 
