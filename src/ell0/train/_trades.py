@@ -89,11 +89,11 @@ class Trades:
         x_adv = self.attacked(model, x, y)
         if self.loss == "adversarial":
             logits = _logits(model, x_adv)
-            return logits, F.cross_entropy(logits, y)
+            return logits.detach(), F.cross_entropy(logits, y)
         # In one batch: batch norm then learns with the statistics of both, which are also what it will be used with.
         clean, logits = _logits(model, torch.cat((x, x_adv))).chunk(2)
         apart = F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="batchmean", log_target=True)
-        return logits, F.cross_entropy(clean, y) + self.weight * apart
+        return logits.detach(), F.cross_entropy(clean, y) + self.weight * apart
 
     def attacked(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x_adv ``(n, ...)``; the model keeps its mode and statistics, its parameters get no gradient.
