@@ -203,7 +203,30 @@ def test_truncated_layers_are_attacked_through() -> None:
     torch.manual_seed(1)
     steps = [F.cross_entropy(model(Trades(8, steps=steps).attacked(model, x, y)), y) for steps in (0, 10)]
     assert steps[1] > 2 * steps[0]
+    seen: list[bool] = []
+    model[0].register_forward_pre_hook(lambda layer, _: seen.append("forward" in layer.__dict__))
+    Trades(8, steps=1).attacked(model, x, y)
+    assert seen == [True, True]  # a forward of its own, which gives removed terms a gradient
     assert "forward" not in model[0].__dict__
+
+
+def test_the_worst_of_the_points_is_taken() -> None:
+    (x, y), model, seen = images(60, seed=1), learnt(), []
+    model[5].register_forward_hook(lambda _, __, logits: seen.append(logits.detach()))
+    x_adv = Trades(4, "pixel", steps=6).attacked(model, x, y)
+    losses = torch.stack([F.cross_entropy(logits, y, reduction="none") for logits in seen])
+    assert len(losses) == 7
+    assert set(losses.argmax(0).tolist()) >= {4, 5, 6}
+    found = F.cross_entropy(model.eval()(x_adv), y, reduction="none")
+    torch.testing.assert_close(found, losses.amax(0), rtol=1e-4, atol=1e-4)
+
+
+def test_it_starts_at_random_units() -> None:
+    x, y = torch.zeros(400, 3, 6, 6), torch.zeros(400, dtype=torch.int64)
+    x_adv = Trades(6, "pixel", steps=0).attacked(normed(), x, y)
+    often = (x_adv != x).any(1).flatten(1).float().mean(0)
+    torch.testing.assert_close(often, torch.full((36,), 1 / 6), rtol=0, atol=0.09)
+    assert abs(float(x_adv[x_adv != 0].mean())) < 0.05
 
 
 def test_in_bf16_all_forwards_are_rounded() -> None:
