@@ -17,7 +17,7 @@ from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import PartitionEnsemble, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
-from ell0.train import TrainConfig, _augment, fit
+from ell0.train import Trades, TrainConfig, _augment, fit
 from ell0.train._step import GraphStepper, Stepper
 from gpu_checks import run_checks
 
@@ -253,6 +253,53 @@ def check_images_resume() -> None:
         stop_and_go_on(run, convolutions, (1, 4, 8), 1e-3)
 
 
+def check_attack_in_the_step() -> None:
+    """A graph holds the attack: draws of its own in every replay, given by the seed, losses as without a graph."""
+    x, y = (t.cuda() for t in images(256))
+    stage = Trades(60, "pixel", steps=5)
+    makes: list[Callable[[], nn.Module]] = [convolutions, partial(learnt_vgg, x, y)]
+    for precision, make in itertools.product(("fp32", "bf16"), makes):
+        kind: dict[str, Any] = {"precision": precision}
+        config = replace(CONFIG, batch=len(x), **kind)
+        graph, eager = GraphStepper(make(), config, x, y, stage), Stepper(make(), config, stage=stage)
+        losses = []
+        for stepper in (graph, eager):
+            stepper.rate.fill_(0.0)
+            torch.manual_seed(1)
+            found = [stepper.step(x, y).clone() for _ in range(40)]
+            losses.append(torch.stack(found).double())
+            assert losses[-1].isfinite().all()
+            assert len(losses[-1].unique()) > 30, losses[-1]
+            assert stepper.model.training
+        one, other = (float(some.mean()) for some in losses)
+        error = float(sum(some.var() / len(some) for some in losses)) ** 0.5
+        assert abs(one - other) < 5 * error + 1e-3, (one, other, error)
+        print(f"  {precision}: loss {one:.4f} from a graph, {other:.4f} without, +- {error:.4f}")
+        again = []
+        for seed in (2, 2, 3):
+            torch.manual_seed(seed)
+            again.append(torch.stack([graph.step(x, y).clone() for _ in range(3)]))
+        # The statistics move from step to step, and the attack sees them.
+        assert (again[0] - again[1]).abs().max() < 0.1 * (again[0] - again[2]).abs().max(), again
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        eager.step(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    config = replace(CONFIG, epochs=4, rates=(0.02,), precision="bf16")
+    training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5, ramp=0.7))
+    assert training.epochs[-1].train_accuracy > training.epochs[0].train_accuracy
+
+
+def learnt_vgg(x: Tensor, y: Tensor) -> nn.Module:
+    """VGG(0) behind a clamp, its weights and statistics of a few epochs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(InputClamp(), *models.vgg19(0)).cuda()
+    with torch.backends.cudnn.flags(deterministic=True):
+        fit(model, (x, y), replace(CONFIG, epochs=3, rates=(0.02,)))
+    return model
+
+
 def check_precisions() -> None:
     """Each trains, compiled or not, and torch's switches end as they were."""
     switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.allow_tf32
@@ -293,6 +340,9 @@ def check_speed() -> None:
         torch.manual_seed(0)
         training = fit(models.vgg19(k).cuda(), (x, y), config)
         print(f"  VGG({k}): {min(epoch.seconds for epoch in training.epochs):.3f} s an epoch of 50,000 images, bf16")
+    torch.manual_seed(0)
+    training = fit(models.vgg19(0).cuda(), (x, y), replace(config, batch=256), objective=Trades(120, "pixel"))
+    print(f"  VGG(0), 10 steps of an attack in each step: {min(epoch.seconds for epoch in training.epochs):.3f} s")
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -308,6 +358,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "images": check_images,
     "images-resume": check_images_resume,
     "votes": check_votes,
+    "trades": check_attack_in_the_step,
     "speed": check_speed,
 }
 

@@ -110,11 +110,15 @@ def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, s
     return model
 
 
-def proven(team: Team) -> nn.Sequential:
-    """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch."""
+OBJECTIVES: dict[str, train.Objective] = {"objective": Objective(2), "trades": train.Trades(4, steps=3)}
+
+
+def taught(team: Team, objective: train.Objective) -> nn.Sequential:
+    """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch, or
+    with an attack in its steps."""
     model, config = network(), TrainConfig(epochs=3, batch=29, rates=(0.1,))
     x, y = data.load("digits", "train")
-    train.fit(model, (x[:43], y[:43]), config, objective=Objective(2), team=team)
+    train.fit(model, (x[:43], y[:43]), config, objective=objective, team=team)
     return model
 
 
@@ -171,7 +175,8 @@ def _sharded(folder: Path, team: Team) -> None:
     told: dict[str, Any] = {}
     for name, config in SHARDED.items():
         told[name] = {"sharded": numbers(narrowly(config, parts)), "whole": numbers(narrowly(config, team))}
-    told["objective"] = {"sharded": numbers(proven(parts)), "whole": numbers(proven(team))}
+    for name, objective in OBJECTIVES.items():
+        told[name] = {"sharded": numbers(taught(parts, objective)), "whole": numbers(taught(team, objective))}
     for home, its in (("whole", team), ("sharded", parts)):
         narrowly(SHARDED["adam"], its, folder / home, stop=True)
     again = team.once(lambda: Path(shutil.copytree(folder / "sharded", folder / "again")))

@@ -1,4 +1,4 @@
-"""The networks of the paper, F(k) and VGG(k), F(k) on pixels, a plain one, and a small one for tests.
+"""The networks of the paper, F(k) and VGG(k), F(k) on pixels, a plain, a residual and a small one.
 
 All return logits.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
 from .nn.conv import check_field_k
@@ -20,7 +20,9 @@ from .ops.conv import Unit
 Truncation = Literal["input", "conv", "pixel"]
 """Where a network of convolutions drops extremes: of its input, or of the products or pixels its first layer sums."""
 
-__all__ = ["cnn", "mlp", "pixel_mlp", "small_cnn", "vgg19"]
+Activation = Literal["relu", "softplus"]
+
+__all__ = ["cnn", "mlp", "pixel_mlp", "preact_resnet18", "small_cnn", "vgg19"]
 
 VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -139,6 +141,61 @@ def cnn(
     return nn.Sequential(
         OrderedDict(features=nn.Sequential(*features), flatten=nn.Flatten(), head=nn.Sequential(*head[:-1]))
     )
+
+
+def preact_resnet18(
+    k: int = 0,
+    *,
+    classes: int = 10,
+    in_shape: tuple[int, int, int] = (3, 32, 32),
+    width: int = 64,
+    activation: Activation = "relu",
+    truncation: Truncation = "input",
+) -> nn.Sequential:
+    """PreActResNet-18 for small images: eight blocks of two convolutions, each behind batch norm and activation.
+
+    Input ``(n, *in_shape)``, height and width at least 8; output ``(n, classes)``. k and truncation are those of
+    `vgg19`.
+
+    Args:
+        width: channels of the first two blocks; every further two have twice as many, at half the height and width.
+        activation: ``"softplus"`` is what [Zhong24] trains (ICML 2024).
+    """
+    _check(k, in_shape, truncation)
+    if activation not in get_args(Activation):
+        raise ValueError(f'activation must be "relu" or "softplus", got {activation!r}')
+    if min(in_shape[1:]) < 8:
+        raise ValueError(f"in_shape must have height and width of at least 8, for three strides, got {in_shape}")
+    bend = nn.ReLU if activation == "relu" else nn.Softplus
+    features: list[nn.Module] = [_first(in_shape[0], width, k, truncation)]
+    before = width
+    for wide, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+        features += [_Residual(before, wide, stride, bend), _Residual(wide, wide, 1, bend)]
+        before = wide
+    features += [nn.BatchNorm2d(before), bend(), nn.AdaptiveAvgPool2d(1)]
+    return _classifier(k, in_shape, truncation, features, nn.Linear(before, classes))
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is the input itself where neither its size nor channels change."""
+
+    def __init__(self, channels: int, wide: int, stride: int, bend: type[nn.Module]) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.BatchNorm2d(channels), bend())
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, wide, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(wide),
+            bend(),
+            nn.Conv2d(wide, wide, 3, padding=1, bias=False),
+        )
+        same = stride == 1 and channels == wide
+        self.shortcut = None if same else nn.Conv2d(channels, wide, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(n, channels, height, width)``."""
+        entered = self.enter(x)
+        out: Tensor = self.body(entered) + (x if self.shortcut is None else self.shortcut(entered))
+        return out
 
 
 def small_cnn(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import prepared
-from ..threat import L0Ball, describe
+from ..threat import L0Ball, Unit, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients
 
@@ -48,6 +48,11 @@ class AttackResult:
         """The results of several batches as one."""
         parts = list(parts)
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def by_unit(numbers: Tensor, unit: Unit) -> Tensor:
+    """``(m, channels, units)``: the numbers ``(m, ...)`` of each unit."""
+    return numbers.flatten(2) if unit == "pixel" else numbers.flatten(1).unsqueeze(1)
 
 
 class Victim:
@@ -142,7 +147,7 @@ class Victim:
 
     def units(self, numbers: Tensor) -> Tensor:
         """``(m, channels, units)``: the numbers of each unit. numbers: ``(m, ...)``, some rows of the shape of x."""
-        return numbers.flatten(2) if self.ball.unit == "pixel" else numbers.flatten(1).unsqueeze(1)
+        return by_unit(numbers, self.ball.unit)
 
     def points(self, units: Tensor) -> Tensor:
         """What `units` took apart, put together: ``(m, ...)``."""

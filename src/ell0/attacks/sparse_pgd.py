@@ -110,7 +110,8 @@ def _descend(
         if not stands.all():
             at, x, low, high, mutable = (t[stands] for t in (at, x, low, high, mutable))
             width, values, scores, chosen, unchanged = (t[stands] for t in (width, values, scores, chosen, unchanged))
-        before, chosen = chosen, _highest(scores, mutable.any(1), victim.ball.budget)
+        free = mutable.any(1)
+        before, chosen = chosen, highest(scores.masked_fill(~free, -torch.inf), victim.ball.budget) & free
         unchanged = torch.where((chosen == before).all(1), unchanged + 1, 0)
         shown = chosen.unsqueeze(1)
         points = torch.where(shown, values, x)
@@ -118,11 +119,7 @@ def _descend(
         # Where the model has no slope to give, nothing moves until new scores are drawn.
         slope = victim.units(slope).nan_to_num(0.0, 0.0, 0.0)
 
-        share = torch.sigmoid(scores.double())
-        pull = share * (1 - share) * (slope.double() * (values - x)).sum(1)
-        length = torch.linalg.vector_norm(pull, dim=1, keepdim=True)
-        pull = torch.where(length > 0, pull / length, 0.0)
-        scores = (scores - mask_step * units**0.5 * pull).to(x)
+        scores = lowered(scores, slope, values - x, mask_step)
         moved = slope * shown if projected else slope
         values = (values - step_size * width * moved.sign()).clamp(low, high)
 
@@ -131,10 +128,20 @@ def _descend(
         unchanged[stuck] = 0
 
 
-def _highest(scores: Tensor, free: Tensor, count: int) -> Tensor:
-    """True at the ``count`` free units with the highest scores, or at as many as are free: ``(m, units)``."""
-    best = scores.masked_fill(~free, -torch.inf).topk(count, dim=1).indices
-    return torch.zeros_like(free).scatter(1, best, True) & free
+def highest(scores: Tensor, count: int) -> Tensor:
+    """True at the ``count`` units with the highest scores: ``(m, units)``."""
+    best = scores.topk(count, dim=1).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+
+
+def lowered(scores: Tensor, slope: Tensor, change: Tensor, mask_step: float) -> Tensor:
+    """The scores ``(m, units)`` a step later. slope, change: ``(m, channels, units)``, of the loss and v - x."""
+    share = torch.sigmoid(scores.double())
+    pull = share * (1 - share) * (slope.double() * change).sum(1)
+    length = torch.linalg.vector_norm(pull, dim=1, keepdim=True)
+    pull = torch.where(length > 0, pull / length, 0.0)
+    length_of_step: float = mask_step * scores.shape[1] ** 0.5
+    return (scores - length_of_step * pull).to(scores)
 
 
 def _untargeted(logits: Tensor, margin: Tensor) -> Tensor:

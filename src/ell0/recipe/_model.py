@@ -29,6 +29,7 @@ _KINDS: dict[str, Kind[Any]] = {
     "width": whole(1),
     "widths": sizes(),
     "depth": whole(1),
+    "activation": choice(*get_args(models.Activation)),
     "truncation": choice(*get_args(models.Truncation)),
     "parts": whole(1),
     "split": choice(*get_args(Split)),

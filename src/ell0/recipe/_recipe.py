@@ -18,10 +18,9 @@ from torch import Tensor
 
 from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
-from ..certify import Objective
 from ..results import Row
 from ..threat import L0Ball, Unit
-from ..train import TrainConfig
+from ..train import Objective, Trades, TrainConfig
 from ._data import Data, Scale, box
 from ._model import VOTERS, read_model
 from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole, written
@@ -31,6 +30,7 @@ SHIPPED = Path(__file__).parent / "recipes"
 WORST = "worst case"
 """What stands as the attack of a row that all of them decided together."""
 
+_TRADES = ["steps", "loss", "weight", "ramp", "step_size", "mask_step"]
 _OF_EVERY_ATTACK = ("generator", "rows", "target")
 _FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified", "forwards", "confidence")
 _SCALAR = (str, bool, int, float)
@@ -62,7 +62,7 @@ class Classifier:
     """A network and its training.
 
     attack: what it is trained against, with ``budget``; None: clean training.  objective: the bound that it is trained
-    on; None: on its logits.
+    on, or the attack inside its steps; None: on its logits.
     """
 
     name: str
@@ -91,7 +91,8 @@ class Classifier:
     def row(self) -> Row:
         """What every row of results on it says."""
         k = {} if self.k is None else {"k": self.k}
-        return {"classifier": self.name, **k, "adversarial": self.attack is not None}
+        adversarial = self.attack is not None or isinstance(self.objective, Trades)
+        return {"classifier": self.name, **k, "adversarial": adversarial}
 
     @property
     def training_row(self) -> Row:
@@ -272,7 +273,7 @@ def _at(where: str, content: dict[str, Any], point: Mapping[str, int]) -> dict[s
     """What a recipe says at one point of its sweep."""
     member = deepcopy({key: value for key, value in content.items() if key not in ("sweep", "like")})
     trainings = [member.get("training", {}), *(one.get("training", {}) for one in member.get("classifier", []))]
-    attacks = [training["attack"] for training in trainings if "attack" in training]
+    attacks = [training[key] for training in trainings for key in ("attack", "trades") if key in training]
     if "budget" in point and not attacks:
         raise ValueError(f"{where}: budget must be left out where no classifier is trained against an attack")
     if "k" in point:
@@ -393,7 +394,7 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     own = table.table("training")
     training = Table(f"{table.where}, training", {**(own.content if own else {}), **over})
     attack, budget = _training_attack(training.table("attack"), source)
-    objective = _objective(training.table("certified"))
+    objective = _objective(training, source)
     given = training.rest([each.name for each in fields(TrainConfig)])
     training.close()
     table.close()
@@ -406,14 +407,20 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     return pattern, [replace(one, name=pattern.replace("{k}", str(model.get("k"))), model=model) for model in models]
 
 
-def _objective(table: Table | None) -> Objective | None:
+def _objective(training: Table, source: Data) -> Objective | None:
+    certified, trades = training.table("certified"), training.table("trades")
+    if certified is not None and trades is not None:
+        raise ValueError(f"{training.where}: must have certified or trades, and not both")
+    table = certified or trades
     if table is None:
         return None
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
-    given |= table.rest(["mix", "ramp", "mix_start", "method"])
+    if trades is not None:
+        given["low"], given["high"] = box(source.scale, table.take("beta", POSITIVE, 1.0))
+    given |= table.rest(["mix", "ramp", "mix_start", "method"] if trades is None else _TRADES)
     table.close()
     try:
-        return Objective(**given)
+        return certify.Objective(**given) if trades is None else Trades(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{table.where}: {error}") from error
 

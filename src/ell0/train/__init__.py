@@ -5,6 +5,7 @@ from ._config import PAPER_CIFAR10, PAPER_MNIST, TrainConfig
 from ._fit import fit
 from ._record import AttackStage, Epoch, Training
 from ._step import Objective
+from ._trades import Trades
 
 __all__ = [
     "PAPER_CIFAR10",
@@ -13,6 +14,7 @@ __all__ = [
     "Checkpoint",
     "Epoch",
     "Objective",
+    "Trades",
     "TrainConfig",
     "Training",
     "fit",

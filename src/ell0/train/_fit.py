@@ -61,8 +61,8 @@ def fit(
     Args:
         data: x ``(n, ...)``, floating-point, and y ``(n,)``, the labels; copied to the device once.
         attack: ``attack(model, x, y, *, generator, rows)``, such as `sparse_rs` with ball and queries bound.
-        objective: what is learnt in each epoch, such as `ell0.certify.Objective`; the record's train accuracy is then
-            that of its scores. None: the cross-entropy of the logits.
+        objective: what is learnt in each epoch, such as `Trades` or `ell0.certify.Objective`; the record's train
+            accuracy is then that of its scores. None: the cross-entropy of the logits.
         validation: rows like ``data``, on which the accuracy is taken after each epoch, never trained nor attacked.
         out: a folder for ``checkpoint.safetensors`` with ``checkpoint.json``, ``log.jsonl`` and, against an attack,
             ``appended.safetensors``. None: nothing is kept.
@@ -98,7 +98,7 @@ def fit(
     if attack is not None and config.refresh >= config.epochs:
         got = f"refresh={config.refresh} with epochs={config.epochs}"
         raise ValueError(f"refresh must be below epochs for an attack to run, got {got}")
-    if objective is not None and config.precision == "bf16":
+    if objective is not None and config.precision == "bf16" and not getattr(objective, "rounds", False):
         raise ValueError('precision must not be "bf16" with an objective, which computes as it is written')
     _check_words(card)
     same = {} if out is None else parts(model, data, validation, config, attack)
@@ -209,7 +209,10 @@ class _Run:
         if self._attack is not None:
             rehearse(self._attack, self._model, x, (logits.argmax(1) + 1) % classes)
         if (last := self._stage_of(self._config.epochs - 1)) is not None:
-            last(self._model.train(), x[:1], self._set.y[:1])
+            some, before = slice(_least(self._model, ALONE)), [buffer.clone() for buffer in self._model.buffers()]
+            last(self._model.train(), x[some], self._set.y[some])
+            for buffer, value in zip(self._model.buffers(), before, strict=True):
+                buffer.copy_(value)
 
     def _stage_of(self, epoch: int) -> Stage | None:
         return None if self._objective is None else self._objective.at(epoch, self._config.epochs)

@@ -19,7 +19,10 @@ the loss. Equal stages do the same."""
 
 
 class Objective(Protocol):
-    """What a model learns in the course of its training; its ``repr`` says all there is to know of it."""
+    """What a model learns in the course of its training; its ``repr`` says all there is to know of it.
+
+    One with an attribute ``rounds = True`` may be trained in bf16: its stages are then called under autocast.
+    """
 
     def at(self, epoch: int, epochs: int) -> Stage:
         """What it learns in an epoch."""
@@ -38,9 +41,9 @@ class Lesson(nn.Module):
         self.model, self.stage, self._bf16 = model, stage, config.precision == "bf16"
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.stage is not None:
-            return self.stage(self.model, x, y)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+            if self.stage is not None:
+                return self.stage(self.model, x, y)
             logits = self.model(x)
         return logits, F.cross_entropy(logits.float() if self._bf16 else logits, y)
 
