@@ -8,9 +8,8 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, product
-from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 from unittest import mock
@@ -629,7 +628,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name().partition(".")[0] in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"):
             self.seen.append(func.name())
         return func(*args, **(kwargs or {}))

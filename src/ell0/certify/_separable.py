@@ -48,7 +48,6 @@ class Separable(First):
         falls = self.falls(reach.to(self.weight.dtype), head)
         return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
 
-
     def trainable_drop(self, reach: Reach, budget: int, head: Tensor) -> Tensor:
         falls = reach.units(self.falls(reach, head))
         return falls.topk(min(budget, reach.number_of_units), -1, sorted=False).values.sum(-1)

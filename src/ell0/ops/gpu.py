@@ -103,7 +103,7 @@ def forward(
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
     # Not a view: a layer behind this one may write into its output.
     out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
-    # A walk is compiled for its counts. Those that differ come from bounds in training, which ask for one after the other.
+    # A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
     listed = d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
     together = 1 if listed else 2
     for p in range(0, pairs, together):
