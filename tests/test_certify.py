@@ -565,7 +565,7 @@ def test_margins_have_gradients(kind: str) -> None:
             delattr(part, leaf)
             setattr(part, leaf, value)
         budget: int = 2 if kind == "truncated in a box" else 1
-        return certify.margins(twin, x, y, budget, ball, method=method or "ibp")
+        return certify.margins(twin, x, y, budget, ball, method=cast(Method, method or "ibp"))
 
     assert torch.autograd.gradcheck(margins, tuple(p.detach().clone().requires_grad_() for p in model.parameters()))
 

@@ -248,7 +248,7 @@ def baselines() -> str:
 
 
 def cifar() -> str:
-    """The paper's CIFAR rows and what goes beyond, from cifar-table1-100 and -table2-100, -epochs, -scale, -best, ..."""
+    """The paper's CIFAR rows and what goes beyond, from cifar-table1-100, -table2-100, -epochs, -scale, -best ..."""
     table1, table2, best, epochs, grey, black, base, few, many_, trades = (
         Results.load(ROOT / "results" / f"cifar-{name}.json")
         for name in ("table1-100", "table2-100", "best", "epochs", "scale", "scale-unit", "base-100", "clamped-40",
@@ -323,11 +323,11 @@ def cifar() -> str:
         f" {row['steps']} steps) breaks of {row['n']:,} test images. With 8 changed within 100 the evaluation of VGG(0)"
         " and VGG(10) was stopped before all of them had run: those two cells are upper bounds, of what stands within 1"
         " and under the attacks that had. The last network has no truncation: behind a clamp no value is worth more"
-        f" than one within 1. It was trained in {best.find(what='training_seconds')['value']:.0f} s beside other runs by"
-        " TRADES, against 120 pixels that Sparse-PGD changes anew in every step. It was chosen on the validation split,"
-        f" where {others[2]} stand under Sparse-RS with 20 pixels; of networks trained on an X' made before every epoch"
-        f" with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: sTRADES 61.7 % and Fast-LS-l0"
-        " 63.0 %, PreActResNet18 under sAA.",
+        f" than one within 1. It was trained in {best.find(what='training_seconds')['value']:.0f} s beside other runs"
+        " by TRADES, against 120 pixels that Sparse-PGD changes anew in every step. It was chosen on the validation"
+        f" split, where {others[2]} stand under Sparse-RS with 20 pixels; of networks trained on an X' made before every"
+        f" epoch with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: sTRADES 61.7 % and"
+        " Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
         f"Measured on {table1.device}, by `{table1.command}`, `{table2.command}`, `{best.command}`, `{epochs.command}`,"
         f" `{grey.command}`, `{black.command}`, `{base.command}`, `{few.command}`, `{many_.command}` and"
         f" `{trades.command}`.",
