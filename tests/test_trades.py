@@ -417,6 +417,6 @@ def test_a_recipe_complains(trained: Path, before: str, after: str, message: str
 
 def test_the_recipe_for_cifar() -> None:
     (one,) = recipe.load("cifar-trades").classifiers
-    assert one.objective == Trades(120, "pixel", steps=10, weight=6.0)
+    assert one.objective == Trades(120, "pixel", steps=8, weight=6.0)
     assert one.training.precision == "bf16"
     assert all(measure.split == "validation" for measure in recipe.load("cifar-trades").measures)

@@ -325,9 +325,9 @@ def cifar() -> str:
         " and under the attacks that had. The last network has no truncation: behind a clamp no value is worth more"
         f" than one within 1. It was trained in {best.find(what='training_seconds')['value']:.0f} s beside other runs"
         " by TRADES, against 120 pixels that Sparse-PGD changes anew in every step. It was chosen on the validation"
-        f" split, where {others[2]} stand under Sparse-RS with 20 pixels; of networks trained on an X' made before every"
-        f" epoch with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: sTRADES 61.7 % and"
-        " Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
+        f" split, where {others[2]} stand under Sparse-RS with 20 pixels; of networks trained on an X' made before"
+        f" every epoch with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: sTRADES 61.7 %"
+        " and Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
         f"Measured on {table1.device}, by `{table1.command}`, `{table2.command}`, `{best.command}`, `{epochs.command}`,"
         f" `{grey.command}`, `{black.command}`, `{base.command}`, `{few.command}`, `{many_.command}` and"
         f" `{trades.command}`.",
