@@ -534,6 +534,15 @@ def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
         assert (found <= sharp + 1e-9).all()
 
 
+def test_a_weight_of_0_has_a_gradient_on_lines() -> None:
+    (x, y), first = data(), ClippedLinear(12, 8, 0.3)
+    with torch.no_grad():
+        first.weight[2, 3] = 0.0
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+    certify.margins(model, x, y, 2, method="best").sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
 @few
 @given(cases())
 def test_margins_for_training_by_lines_are_those_of_the_certificate(case: Case) -> None:

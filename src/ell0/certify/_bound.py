@@ -35,7 +35,9 @@ class Bounder:
         """
         low, high = (end.flatten(0, 1) for end in self.first.interval(reach, budgets))
         passed = intervals(self.network.head, (low, high))
-        return over_intervals(self.network.head, passed, goals, budgets), self._slack(reach, budgets, passed, goals)
+        return over_intervals(self.network.head, passed, goals, budgets.shape), self._slack(
+            reach, budgets, passed, goals
+        )
 
     def at(self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method) -> tuple[Tensor, Tensor]:
         """Below ``goals @ logits`` at one budget a row, and the slack for rounding: two ``(n, c)``.
@@ -82,7 +84,7 @@ def below(
     """
     head, found = network.head, []
     if method != "crown":
-        found.append(over_intervals(head, passed, goals, passed[0][0][:, :1]).squeeze(1))
+        found.append(over_intervals(head, passed, goals, (len(goals), 1)).squeeze(1))
     if method != "ibp":
         slopes, constants, _ = backward(head, passed, goals)
         apart = _over_box(slopes, *(end.unsqueeze(1) for end in passed[0])).squeeze(1)
@@ -91,14 +93,18 @@ def below(
     return torch.stack(found).amax(0)
 
 
-def over_intervals(head: Sequence[nn.Module], passed: Sequence[Interval], goals: Tensor, budgets: Tensor) -> Tensor:
-    """Below ``goals @ logits`` by the intervals at the last layer that bends: ``(n, m, c)`` for budgets ``(n, m)``.
+def over_intervals(
+    head: Sequence[nn.Module], passed: Sequence[Interval], goals: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Below ``goals @ logits`` by the intervals at the last layer that bends: ``(n, m, c)`` for m budgets of each row.
+
+    shape: ``(n, m)``.
 
     What is affine behind it is one function with the goals, so that they lose nothing there.
     passed: what `intervals` found, ``(n * m, ...)`` each.
     """
     slopes, constants, place = backward(head, passed, goals, relax=False)
-    low, high = (end.unflatten(0, budgets.shape).flatten(2) for end in passed[place])
+    low, high = (end.unflatten(0, shape).flatten(2) for end in passed[place])
     return _over_box(slopes.flatten(2), low, high) + constants.unsqueeze(1)
 
 

@@ -116,7 +116,7 @@ class _Game:
         goals = margin_goals(y.expand(len(low)), self.classes)
         own = ~goals.any(-1)
         passed = intervals(head, (outs[0], outs[1]))
-        bound = over_intervals(head, passed, goals, y.expand(len(low)).unsqueeze(1)).squeeze(1)
+        bound = over_intervals(head, passed, goals, (len(low), 1)).squeeze(1)
         points = torch.cat((low, high, (low + high) / 2))
         logits = nn.Sequential(self.network.layer, *head)(points).unflatten(0, (3, -1))
         seen = (goals @ logits.unsqueeze(-1)).squeeze(-1).masked_fill(own, torch.inf)

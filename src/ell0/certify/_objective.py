@@ -53,8 +53,8 @@ class Objective:
         mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout; a ramp of
             0 leaves it no time.
         unit: what counts as a change, as for `L0Ball`.
-        method: of the bound, as for `margins`. ``"best"`` costs about twice the time of intervals, and leaves a network
-            more room: its neurons need not stand what no attacker can do to all of them at once.
+        method: of the bound, as for `margins`. ``"best"`` leaves a network more room: its neurons need not stand what
+            no attacker can do to all of them at once. Behind a plain layer it costs about twice the time of intervals.
     """
 
     budget: int

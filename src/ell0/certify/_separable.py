@@ -132,11 +132,12 @@ class Clipped(Separable):
         weight = self.weight.gather(0, order)
         clipped, linear = head @ (self.clip * self.weight.sign()), torch.zeros_like(now)
         for r, place in enumerate(order):
-            share, kink = head[..., place], self.clip / weight[r].abs()
-            # The term of a weight of 0 has no kink: it would be at infinity.
-            there = clipped + kink.masked_fill(kink.isinf(), 0.0) * linear
+            # The term of a weight of 0 has no kink: it would be at infinity, and its gradient NaN.
+            bends = weight[r].abs() > self.clip / torch.finfo(weight.dtype).max
+            share, kink = head[..., place], self.clip / weight[r].abs().masked_fill(~bends, 1.0)
+            there = clipped + kink * linear
             for at, value in ((kink, there), (-kink, -there)):
-                inside = (low <= at) & (at <= high) & at.isfinite()
+                inside = (low <= at) & (at <= high) & bends
                 least = torch.where(inside, torch.minimum(least, value), least)
             clipped = clipped - share * (self.clip * weight[r].sign())
             linear = linear + share * weight[r]

@@ -79,7 +79,8 @@ class Nearest:
             self._certificates.append(found)
             return
         n = min(len(found.verdict), len(self._distance))
-        own = torch.tensor([self._names.setdefault(name, len(self._names)) for name in found.names])
+        places = [self._names.setdefault(name, len(self._names)) for name in found.names]
+        own = torch.tensor(places, dtype=torch.int64)
         verdict, distance = found.verdict[:n], found.distance[:n]
         nearer = ((verdict >= 0) & (distance < self._distance[:n])).nonzero().squeeze(1)
         self._distance[nearer], self._decided[nearer] = distance[nearer], own[verdict[nearer]]

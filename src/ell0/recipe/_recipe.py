@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
+from ..evaluation import WHITE_BOX
 from ..results import Row
 from ..threat import L0Ball, Unit
 from ..train import Objective, Trades, TrainConfig
@@ -400,6 +401,8 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     training = Table(f"{table.where}, training", {**(own.content if own else {}), **over})
     attack, budget = _training_attack(training.table("attack"), source)
     objective = _objective(training, source)
+    if objective is not None and models[0]["name"] in VOTERS:
+        raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
     given = training.rest([each.name for each in fields(TrainConfig)])
     training.close()
     table.close()
@@ -494,9 +497,7 @@ def _measure(
             if known[name].k is None:
                 raise ValueError(f"{table.where}: budgets must be a list for {name}, which has no k, got 'k'")
     if what == "worst_case":
-        for name in base.classifiers:
-            if known[name].votes:
-                raise ValueError(f"{table.where}: classifiers must be without {name}, whose votes have no gradient")
+        _check_gradients(table.where, base, known)
         queries, steps = table.take("queries", whole(1), 1000), table.take("steps", whole(1), 100)
         base = replace(base, queries=(queries,), steps=(steps,), beta=tuple(sorted(base.beta)))
     elif what == "certified_accuracy":
@@ -507,6 +508,8 @@ def _measure(
                 raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
     elif what != "clean_accuracy":
         base = _with_attack(table, base, "pointwise" if what == "median_distance" else "sparse_rs")
+        if base.attack in WHITE_BOX:
+            _check_gradients(table.where, base, known)
     table.close()
     if base.attack is not None:
         for more in _efforts(base):
@@ -514,6 +517,12 @@ def _measure(
                 attack = Attack(base.attack, beta, base.unit, base.parameters, base.scale)
                 _rehearse(table.where, attack, **more)
     return base
+
+
+def _check_gradients(where: str, measure: Measure, known: Mapping[str, Classifier]) -> None:
+    for name in measure.classifiers:
+        if known[name].votes:
+            raise ValueError(f"{where}: classifiers must be without {name}, whose votes have no gradient")
 
 
 def _with_attack(table: Table, base: Measure, default: str) -> Measure:
