@@ -414,7 +414,7 @@ def certified() -> str:
             " more. The rivals are ours, from their papers, with smaller base networks and shorter training, and stay"
             " below their published medians.",
             f"Trained on the bound by `{seeds[0].command}` (seed {', '.join(str(run.seeds[0]) for run in seeds)}),"
-            f" `{one.command}` and `{plain.command}` on one thread of {one.device}, in up to {minutes:.0f} minutes"
+            f" `{one.command}` and `{plain.command}` on {one.device}, in up to {minutes:.0f} minutes"
             f" beside other work, and proven of {most:,} and {few:,} test images; the"
             f" rivals on {rivals.device} by `{rivals.command}` and `{colour.command}`.",
         ]
