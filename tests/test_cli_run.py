@@ -312,6 +312,7 @@ def test_ctrl_c_reaches_a_running_command(tiny: Path, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, torch\n"
         "torch.set_num_threads(1)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it\n"
         "from ell0 import cli, train\n"
         "real = train.fit\n"
         "def fit(*args, progress, **options):\n"

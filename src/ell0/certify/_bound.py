@@ -28,24 +28,27 @@ class Bounder:
         self.network = network
         self.first = network.first
 
-    def sweep(self, reach: Reach, budgets: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+    def sweep(self, reach: Reach, budgets: Tensor, goals: Tensor, first: Interval) -> tuple[Tensor, Tensor]:
         """Below ``goals @ logits`` at many budgets, by intervals, and the slack for rounding: two ``(n, m, c)``.
 
-        budgets: ``(n, m)``.  goals: ``(n, c, classes)``.
+        budgets: ``(n, m)``.  goals: ``(n, c, classes)``.  first: the interval of the first layer, ``(n, m, h)`` each.
         """
-        low, high = (end.flatten(0, 1) for end in self.first.interval(reach, budgets))
+        low, high = (end.flatten(0, 1) for end in first)
         passed = intervals(self.network.head, (low, high))
         return over_intervals(self.network.head, passed, goals, budgets.shape), self._slack(
             reach, budgets, passed, goals
         )
 
-    def at(self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method) -> tuple[Tensor, Tensor]:
+    def at(
+        self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method, first: Interval | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Below ``goals @ logits`` at one budget a row, and the slack for rounding: two ``(n, c)``.
 
-        budgets: ``(n,)``.  goals: ``(n, c, classes)``.
+        budgets: ``(n,)``.  goals: ``(n, c, classes)``.  first: the interval of the first layer, where it is known,
+        ``(n, h)`` each.
         """
         column = budgets.unsqueeze(1)
-        low, high = (end.squeeze(1) for end in self.first.interval(reach, column))
+        low, high = first or (end.squeeze(1) for end in self.first.interval(reach, column))
         passed = intervals(self.network.head, (low, high))
         drop = partial(self.first.drop, reach, budgets)
         bound = below(self.network, reach, passed, drop, goals, method)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..evaluation import Share
 from ..threat import L0Ball, describe
 from ._bound import Bounder, Method, below, margin_goals
-from ._head import intervals
+from ._head import Interval, intervals
 from ._network import Network
 from ._reach import Reach
 from ._record import check_budgets, shares
@@ -177,10 +177,14 @@ def _radius(bounder: Bounder, reach: Reach, goals: Tensor, cap: int, method: Met
     """The largest budget up to cap proven for each row, all right at 0: ``(n,)``."""
 
     def holds(rows: Tensor, budgets: Tensor, method: Method) -> Tensor:
-        bound, slack = bounder.at(reach[rows], budgets, goals[rows], method)
+        known = None
+        if swept is not None and bool((budgets <= swept[0].shape[1]).all()):
+            known = swept[0][rows, budgets - 1], swept[1][rows, budgets - 1]
+        bound, slack = bounder.at(reach[rows], budgets, goals[rows], method, known)
         return ((bound > slack) | own[rows]).all(-1)
 
     own = ~goals.any(-1)  # the goal of a row's own class is 0
+    swept: Interval | None = None  # of all rows at the budgets 1, 2, ...
 
     best = torch.zeros(len(reach.x), dtype=torch.int64, device=reach.x.device)
     if method != "crown" and bounder.first.sweeps(reach):
@@ -188,7 +192,10 @@ def _radius(bounder: Bounder, reach: Reach, goals: Tensor, cap: int, method: Met
         for start in range(1, cap + 1, SWEEP):
             asked = torch.arange(start, min(start + SWEEP, cap + 1), device=best.device)
             if len(rows):
-                bound, slack = bounder.sweep(reach[rows], asked.expand(len(rows), -1), goals[rows])
+                budgets = asked.expand(len(rows), -1)
+                first = bounder.first.interval(reach[rows], budgets)
+                swept = first if swept is None else swept
+                bound, slack = bounder.sweep(reach[rows], budgets, goals[rows], first)
                 sure = ((bound > slack) | own[rows].unsqueeze(1)).all(-1)
                 best[rows] = torch.maximum(best[rows], (asked * sure).amax(1))
                 rows = rows[sure[:, -1]]
