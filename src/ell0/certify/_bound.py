@@ -35,9 +35,8 @@ class Bounder:
         """
         low, high = (end.flatten(0, 1) for end in first)
         passed = intervals(self.network.head, (low, high))
-        return over_intervals(self.network.head, passed, goals, budgets.shape), self._slack(
-            reach, budgets, passed, goals
-        )
+        bound = over_intervals(self.network.head, passed, goals, budgets.shape)
+        return bound, self._slack(reach, budgets, passed, goals)
 
     def at(
         self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method, first: Interval | None = None

@@ -127,7 +127,7 @@ def _tell_sweep(swept: Swept, home: Path, as_json: bool) -> None:
 
 
 def _list(as_json: bool) -> None:
-    summaries = {name: recipes.members(name)[0].summary for name in recipes.names()}
+    summaries = {name: recipes.load(name).summary for name in recipes.names()}
     if as_json:
         print(json.dumps(summaries))
         return

@@ -3,7 +3,7 @@
 from ._data import Scale, arrays, box, scaled
 from ._measure import cascade
 from ._model import model
-from ._recipe import Recipe, load, members, names, slug, sweep
+from ._recipe import Recipe, load, names, slug, sweep
 from ._run import BusyError, Stage, device_of, run
 from ._sweep import Swept, run_sweep
 
@@ -18,7 +18,6 @@ __all__ = [
     "cascade",
     "device_of",
     "load",
-    "members",
     "model",
     "names",
     "run",

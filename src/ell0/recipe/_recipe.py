@@ -270,11 +270,6 @@ def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
     return tuple(recipes)
 
 
-def members(path_or_name: Path | str) -> tuple[Recipe, ...]:
-    """The recipes that a file stands for: those of its sweep, or itself."""
-    return sweep(path_or_name) or (load(path_or_name),)
-
-
 def _at(where: str, content: dict[str, Any], point: Mapping[str, int]) -> dict[str, Any]:
     """What a recipe says at one point of its sweep."""
     member = deepcopy({key: value for key, value in content.items() if key not in ("sweep", "like")})

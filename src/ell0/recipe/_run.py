@@ -28,7 +28,7 @@ from ._found import save as save_found
 from ._gallery import write_gallery
 from ._measure import Subject, certified_ball, measured
 from ._model import base_shape, build, fitted
-from ._recipe import Classifier, Recipe, Task, identity, load, members, names
+from ._recipe import Classifier, Recipe, Task, identity, load, names
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,8 @@ class _Run:
     def _begun(self) -> Results:
         seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone().values())})
         name = self._recipe.name
-        # A sweep is run by its own name, which those of its members begin with.
-        likely = [other for other in names() if name.startswith(other)]
-        shipped = [other for other in likely if any(one.text == self._recipe.text for one in members(other))]
-        command = f"ell0 run {shipped[0] if shipped else f'{name}.toml'}"
+        shipped = name in names() and load(name).text == self._recipe.text
+        command = f"ell0 run {name}{'' if shipped else '.toml'}"
         here = Results.here(name, command, seeds=seeds, device=self._place, ranks=self._team.size)
         here.recipe = name
         path = self._folder / "results.json"
