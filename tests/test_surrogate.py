@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ell0.attacks import surrogate
 from ell0.attacks.surrogate import Surrogate, surrogate_gradients
-from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.nn import InputClamp, InputTruncation, TruncatedLinear
 from ell0.ops.reference import products
 
 KINDS: tuple[Surrogate, ...] = get_args(Surrogate)
@@ -81,6 +81,16 @@ def test_soft_weighs_each_term_by_its_place_between_the_cuts(block: int, monkeyp
     with surrogate_gradients(layer, "soft"):
         found = slope(layer, x, upstream)
     torch.testing.assert_close(found, (upstream.unsqueeze(-1) * layer.weight * share).sum(-2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clamp_lets_the_gradient_through_beyond_its_ends(kind: Surrogate) -> None:
+    layer, x, upstream = InputClamp(-0.5, 0.25), numbers(6, 17), numbers(6, 17, seed=3)
+    assert ((x < -0.5) | (x > 0.25)).any()
+    with surrogate_gradients(layer, kind):
+        assert torch.equal(layer(x), x.clamp(-0.5, 0.25))
+        assert torch.equal(slope(layer, x, upstream), upstream)
+    assert not torch.equal(slope(layer, x, upstream), upstream)
 
 
 def test_soft_through_a_mask() -> None:

@@ -1,4 +1,4 @@
-"""Gradients through truncated layers for the backward pass of an attack, where a removed term has none of its own."""
+"""Gradients for the backward pass of an attack, where a removed term or a clipped number has none of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from ..nn import InputTruncation, TruncatedConv2d, TruncatedLinear
+from ..nn import InputClamp, InputTruncation, TruncatedConv2d, TruncatedLinear
 from ..ops import cuts
 from ..ops.blocked import BLOCK_ELEMENTS, thresholds
 from ..ops.conv import gradients, pixel_terms, trim_places
@@ -29,23 +29,24 @@ TEMPERATURE = 0.5
 
 @contextmanager
 def surrogate_gradients(model: object, kind: Surrogate | None) -> Iterator[None]:
-    """Inside, truncated layers of the model give their exact values with another gradient to their input.
+    """Inside, layers of the model that truncate or clamp give their exact values with another gradient to their input.
 
         straight:  d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
         soft:      the same times sigmoid((high - u) / T) * sigmoid((u - low) / T), where u = w[o, i] * x[b, i], high
                    and low are the cuts of the sum b, o, and T = TEMPERATURE * (high - low)
 
+    An `InputClamp` lets the gradient through as it is, beyond its ends too: from there a number can come back.
     For a `TruncatedConv2d` b is a sample and a position; with unit "pixel" u is the term of the pixel that i is in.
-    The layers are the `TruncatedLinear`, `TruncatedConv2d` and `InputTruncation` of an ``nn.Module``; their parameters
-    keep their ordinary gradients. None, a model without such layers and a model that is no ``nn.Module``: nothing
-    changes. The layers come back as they were; uses may be nested, and the innermost decides.
+    The layers are those of an ``nn.Module``, `TruncatedLinear`, `TruncatedConv2d`, `InputTruncation` and `InputClamp`;
+    their parameters keep their ordinary gradients. None, a model without such layers and a model that is no
+    ``nn.Module``: nothing changes. The layers come back as they were; uses may be nested, and the innermost decides.
     """
     if kind is not None and kind not in get_args(Surrogate):
         raise ValueError(f'surrogate must be "straight", "soft" or None, got {kind!r}')
     layers = model.modules() if isinstance(model, nn.Module) and kind is not None else ()
     with ExitStack() as stack:
         for layer in layers:
-            if isinstance(layer, TruncatedLinear | TruncatedConv2d | InputTruncation):
+            if isinstance(layer, TruncatedLinear | TruncatedConv2d | InputTruncation | InputClamp):
                 stack.enter_context(_forward(layer, _rule(layer, soft=kind == "soft")))
         yield
 
@@ -85,7 +86,9 @@ class _Redirect(torch.autograd.Function):
         return grad, ctx.rule(grad, x) if ctx.needs_input_grad[1] else None, None
 
 
-def _rule(layer: TruncatedLinear | TruncatedConv2d | InputTruncation, soft: bool) -> Rule:
+def _rule(layer: TruncatedLinear | TruncatedConv2d | InputTruncation | InputClamp, soft: bool) -> Rule:
+    if isinstance(layer, InputClamp):
+        return lambda grad, _: grad
     weight, k = layer.weight.detach(), layer.k
     if isinstance(layer, TruncatedConv2d):
         if soft and k:
