@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from ell0 import L0Ball
 from ell0.attacks import adaptive, sparse_rs
 from ell0.attacks.contract import Victim
-from ell0.nn import InputClamp, InputTruncation, TruncatedLinear
+from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 
 
 class Row(nn.Module):
@@ -90,6 +90,7 @@ def test_values_inside_a_mask() -> None:
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "_Gradient"),
         (nn.Sequential(InputClamp(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
         (nn.Sequential(nn.Flatten(), InputClamp(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
+        (nn.Sequential(InputClamp(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
     ],
 )
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
@@ -125,10 +126,11 @@ def hidden(first: nn.Module, g: Generator) -> nn.Sequential:
 @pytest.mark.parametrize(
     "first", [TruncatedLinear(60, 60, 5), TruncatedLinear(60, 60, 0), InputTruncation(60, 5)], ids=str
 )
-def test_a_clamp_hides_nothing(first: nn.Module) -> None:
+@pytest.mark.parametrize("scales", [(), (InputScale(),)], ids=str)
+def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) -> None:
     """Behind a clamp to a box the attack in a wider box does what it does in that box without the clamp."""
     g = Generator().manual_seed(0)
-    net = hidden(first, g)
+    net = nn.Sequential(*scales, hidden(first, g))
     # Most numbers lie almost at an end, as the background of digits does: half of their moves lead nowhere.
     x = torch.where(torch.rand(40, 60, generator=g) < 0.8, -0.99, torch.rand(40, 60, generator=g)).double()
     with torch.no_grad():

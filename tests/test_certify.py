@@ -31,7 +31,7 @@ from ell0.certify._reach import Reach
 from ell0.certify._truncated import Truncated
 from ell0.data import load
 from ell0.models import mlp
-from ell0.nn import ClippedLinear, InputClamp, InputTruncation, TruncatedLinear
+from ell0.nn import ClippedLinear, InputClamp, InputScale, InputTruncation, TruncatedConv2d, TruncatedLinear
 from ell0.train import Epoch, TrainConfig, fit
 
 inf = math.inf
@@ -62,7 +62,7 @@ class Case:
 
     @cached_property
     def reach(self) -> Reach:
-        return Reach.of(self.x, self.ball, self.network.clamps)
+        return Reach.of(self.x, self.ball, self.network.rising)
 
 
 def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
@@ -97,7 +97,9 @@ def cases(draw: st.DrawFn, heads: str = "dense", kinds: tuple[str, ...] = ("trun
     hidden = draw(st.integers(2, 5))
     sizes = {"truncated": (k,), "clipped": (draw(st.sampled_from([0.3, 1.0, 2.0])),), "dense": ()}[kind]
     layer = {"truncated": TruncatedLinear, "clipped": ClippedLinear, "dense": nn.Linear}[kind]
-    clamps = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
+    rising: list[nn.Module] = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
+    # By a power of two: float32 and float64 scale alike but for one rounding.
+    rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
     depth = draw(st.integers(1, 3))
     if heads == "conv":
         hidden = 8
@@ -120,7 +122,7 @@ def cases(draw: st.DrawFn, heads: str = "dense", kinds: tuple[str, ...] = ("trun
         if depth == 3:
             parts += [nn.Linear(hidden, 3), nn.ReLU()]
         parts.append(nn.Linear(hidden if depth == 2 else 3, classes))
-    model = nn.Sequential(*clamps, nn.Flatten(), *parts).double().eval()
+    model = nn.Sequential(*rising, nn.Flatten(), *parts).double().eval()
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
@@ -476,6 +478,31 @@ def test_a_clamp_turns_any_value_into_a_box() -> None:
     assert boxed.max() == 1
 
 
+@pytest.mark.parametrize("ends", [(-1.0, -0.8), (0.0, 0.3)], ids=str)
+def test_a_scale_is_a_layer_with_other_weights(ends: tuple[float, float]) -> None:
+    """The radius is that of the scale folded into the layer behind it, and no values at the ends of a clamp beat it."""
+    (low, high), (x, _) = ends, data()
+    x = low + (high - low) * x
+    torch.manual_seed(8)
+    network = mlp(0, in_features=12, hidden=(8,), classes=3)
+    folded = copy.deepcopy(network)
+    model = nn.Sequential(InputClamp(low, high), InputScale(low, high), *network).eval()
+    y = model(x).argmax(1)
+    radius = certify.radius(model, x, y)
+    assert set(radius.tolist()) >= {0, 1, 2}
+    first = folded[1]
+    assert isinstance(first, nn.Linear)
+    with torch.no_grad():
+        first.weight.div_(high - low)
+        first.bias.sub_(low * first.weight.sum(1))
+        assert torch.equal(radius, certify.radius(nn.Sequential(InputClamp(low, high), *folded).eval(), x, y))
+        for size in (1, 2):
+            for where, values in product(combinations(range(12), size), product((-inf, inf), repeat=size)):
+                moved = x.clone()
+                moved[:, list(where)] = torch.tensor(values)
+                assert torch.equal(model(moved).argmax(1)[radius >= size], y[radius >= size])
+
+
 def test_more_than_k_changes_in_a_box() -> None:
     x, y = data()
     radius = certify.radius(template(TruncatedLinear(12, 3, 1)), x, y, L0Ball(12, low=0.0, high=1.0))
@@ -556,6 +583,74 @@ def test_margins_for_training_by_lines_are_those_of_the_certificate(case: Case) 
             torch.testing.assert_close(bound_of(), bound(case, method)[0])
 
 
+@layers
+@given(cases(kinds=("dense",)), st.integers(0, 9))
+def test_a_quick_interval_holds_the_exact_one(case: Case, budget: int) -> None:
+    first, reach = case.network.first, case.reach
+    low, high = first.quick_interval(reach, budget)
+    least, most = first.trainable_interval(reach, min(budget, reach.number_of_units))
+    assert (low <= least + 1e-9).all()
+    assert (most <= high + 1e-9).all()
+    assert all(torch.equal(end, first.value(reach.x)) for end in first.quick_interval(reach, 0))
+    torch.testing.assert_close(first.quick_interval(reach, 20), first.quick_interval(reach, case.layer.in_features))
+
+
+@layers
+@given(cases(kinds=("dense",)))
+def test_quick_margins_hold_below_the_exact_ones_and_can_be_learnt_from(case: Case) -> None:
+    found = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball)
+    quick = found(quick=True)
+    assert (quick <= found() + 1e-9).all()
+    # Lines from wider intervals need not be lower than others, but they hold as well.
+    reached = least_margins(case, *attacks(case, 40))
+    assert all((found(method=method, quick=True) <= reached + 1e-9).all() for method in get_args(Method))
+    quick.sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in case.model.parameters())
+
+
+@few
+@given(st.integers(0, 2**40))
+def test_a_quick_interval_is_exact_where_weights_are_equally_large(seed: int) -> None:
+    """And the rows at the ends of their boxes, as long as every output has as many numbers to move as may change."""
+    g = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(16, 4, dtype=torch.float64)
+    low, high = numbers(g, 2, 3, 1).sort(0).values
+    x = torch.where(torch.rand(3, 16, generator=g) < 0.5, low, high)
+    sizes, signs = torch.rand(4, 1, generator=g).double() + 0.5, (torch.rand(4, 16, generator=g) < 0.5) * 2 - 1
+    with torch.no_grad():
+        layer.weight.copy_(sizes * signs)
+    first = Network.read(layer.eval(), x).double().first
+    reach = Reach.of(x, L0Ball(0, low=low, high=high), ())
+    falls = ((x == high).unsqueeze(1) == (signs > 0)).sum(-1)
+    for budget in range(int(torch.minimum(falls, 16 - falls).min()) + 1):
+        exact = first.trainable_interval(reach, budget)
+        torch.testing.assert_close(first.quick_interval(reach, budget), exact)
+
+
+def test_little_is_lost_by_a_quick_interval() -> None:
+    """Of normal weights and rows at random ends of the box, 3% of how far an output moves: a good place for the cut."""
+    g = torch.Generator().manual_seed(0)
+    first = Network.read(nn.Sequential(nn.Linear(400, 30)).eval(), torch.zeros(1, 400)).first
+    first.weight = torch.randn(30, 400, generator=g)
+    x = (torch.rand(20, 400, generator=g) < 0.5).float()
+    reach = Reach.of(x, L0Ball(0, low=0.0, high=1.0), ())
+    for budget in (1, 5, 20, 60):
+        (low, high), (least, most) = first.quick_interval(reach, budget), first.trainable_interval(reach, budget)
+        assert (high - low).mean() < 1.03 * (most - least).mean()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [TruncatedLinear(12, 3, 3), ClippedLinear(12, 3, 0.3), TruncatedConv2d(3, 3, 2, 2)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_nothing_but_a_plain_layer_is_quick(first: nn.Module) -> None:
+    x, y = data()
+    x = x.view(-1, 3, 2, 2) if isinstance(first, TruncatedConv2d) else x
+    with pytest.raises(ValueError, match="quick must be False unless the first layer is a plain Linear"):
+        certify.margins(nn.Sequential(first, nn.Flatten()), x, y, 1, quick=True)
+
+
 @pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense", "clipped best", "dense crown"])
 def test_margins_have_gradients(kind: str) -> None:
     torch.manual_seed(2)
@@ -590,12 +685,13 @@ def test_training_on_the_bound_certifies() -> None:
     assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.1)
 
 
-def test_training_on_lines_certifies() -> None:
+@pytest.mark.parametrize("words", [{"method": "best"}, {"quick": True}], ids=str)
+def test_training_behind_a_clamp_certifies(words: dict[str, Any]) -> None:
     (x, y), config = data(60), TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
     torch.manual_seed(0)
     model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     before = certify.accuracy(model.eval(), x, y, [1])[1]
-    training = fit(model, (x, y), config, objective=certify.Objective(1, method="best", ramp=0.5))
+    training = fit(model, (x, y), config, objective=certify.Objective(1, ramp=0.5, **words))
     after = certify.accuracy(model.eval(), x, y, [1])[1]
     assert after > before + 0.3
     assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.05)
@@ -619,6 +715,11 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     lines = certify.Objective(5, method="best")
     assert repr(lines) == "Objective(budget=5, mix=1.0, ramp=0.4, method='best')"
     assert lines.at(0, 8).method == lines.at(7, 8).method == "best"
+    quick = certify.Objective(5, quick=True)
+    assert repr(quick) == "Objective(budget=5, mix=1.0, ramp=0.4, quick=True)"
+    assert repr(certify.Objective(5, quick=False)) == repr(certify.Objective(5))
+    assert quick.at(0, 8).quick
+    assert quick.at(7, 8).quick
     (x, y), model = data(), small()
     bound = certify.Objective(2, ramp=0).at(0, 1)
     scores, worst = bound(model, x, y)
@@ -628,6 +729,10 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     mixed = certify.Objective(2, mix=0.25, ramp=0).at(0, 1)(model, x, y)[1]
     torch.testing.assert_close(mixed, 0.75 * clean + 0.25 * worst)
     assert worst > clean
+    plain = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 3))
+    scores, _ = certify.Objective(2, ramp=0, quick=True).at(0, 1)(plain, x, y)
+    assert torch.equal(scores, -certify.margins(plain, x, y, 2, quick=True))
+    assert not torch.equal(scores, -certify.margins(plain, x, y, 2))
 
 
 class Watch(TorchDispatchMode):
@@ -655,6 +760,9 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(method: Any, unit: Any) -
             certify.Objective(2, ramp=0, method=method, unit=unit).at(0, 1)(model, x, y)[1].backward()
         assert not watch.seen
     with Watch() as watch:
+        certify.Objective(2, ramp=0, method=method, unit=unit, quick=True).at(0, 1)(flat, x, y)[1].backward()
+    assert not watch.seen
+    with Watch() as watch:
         bool(torch.tensor(1.0) > x[0, 0, 0, 0])
     assert watch.seen
 
@@ -668,6 +776,7 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(method: Any, unit: Any) -
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
         ({"budget": 2, "mix_start": 1.1}, r"mix_start must lie in \[0, 1\], got 1.1"),
         ({"budget": 2, "unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
+        ({"budget": 2, "quick": 1}, "quick must be True or False, got 1"),
     ],
 )
 def test_an_objective_complains(words: dict[str, Any], message: str) -> None:

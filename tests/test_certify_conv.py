@@ -61,7 +61,7 @@ class Case:
 
     @cached_property
     def reach(self) -> Reach:
-        return Reach.of(self.x, self.ball, self.network.clamps)
+        return Reach.of(self.x, self.ball, self.network.rising)
 
     def budgets(self, *shape: int) -> Tensor:
         return torch.full((len(self.x), *shape), self.ball.budget)
@@ -237,7 +237,7 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
     first = case.network.first
     head = numbers(case.generator, 2, 3, first.outputs)
     drop = first.drop(case.reach, case.budgets(), head)
-    layer = nn.Sequential(*case.network.clamps, case.layer, nn.Flatten())
+    layer = nn.Sequential(*case.network.rising, case.layer, nn.Flatten())
     for row in range(2):
         reached = layer(points(case, row)) @ head[row].T
         now = layer(case.x[row : row + 1]) @ head[row].T
@@ -285,8 +285,8 @@ def test_the_first_layer_rounds_no_further_than_it_says(case: Case) -> None:
     case = single(case)
     first = case.network.first
     allowed = first.rounding(case.reach, case.budgets(1)).expand(2, 1, first.outputs).squeeze(1)
-    rounded = nn.Sequential(*case.network.clamps, copy.deepcopy(case.layer).float(), nn.Flatten())
-    exact = nn.Sequential(*case.network.clamps, case.layer, nn.Flatten())
+    rounded = nn.Sequential(*case.network.rising, copy.deepcopy(case.layer).float(), nn.Flatten())
+    exact = nn.Sequential(*case.network.rising, case.layer, nn.Flatten())
     with torch.no_grad():
         for row in range(2):
             moved = points(case, row)

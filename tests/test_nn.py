@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from ell0.nn import InputClamp, InputTruncation, TruncatedLinear, prepared
+from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
 from ell0.ops import truncated_linear
 
 inf, nan = math.inf, math.nan
@@ -251,3 +252,23 @@ def test_input_clamp_clips_to_its_box_and_lets_nan_pass() -> None:
     for low, high in ((1.0, 0.0), (nan, 1.0)):
         with pytest.raises(ValueError, match="low must be at most high, got"):
             InputClamp(low, high)
+
+
+@given(
+    st.floats(-10, 10, width=32), st.floats(2**-10, 10, width=32), st.lists(st.floats(-20, 20, width=32), min_size=1)
+)
+def test_input_scale_maps_its_ends_to_0_and_1_and_keeps_the_order(low: float, span: float, row: list[float]) -> None:
+    scale, x = InputScale(low, low + span), torch.tensor([sorted(row)], dtype=torch.float64)
+    torch.testing.assert_close(scale(x), (x - low) / span, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(scale(x.new_tensor([low, low + span])), x.new_tensor([0.0, 1.0]))
+    # Of float32 as well, whose roundings may let neighbours fall together but not change places.
+    assert (scale(x.float()).diff() >= 0).all()
+    assert scale(x.float()).dtype == torch.float32
+
+
+def test_input_scale_shows_its_ends_and_refuses_wrong_ones() -> None:
+    assert "low=-1.0, high=-0.8" in repr(InputScale(-1.0, -0.8))
+    for low, high in ((1.0, 0.0), (0.5, 0.5), (nan, 1.0), (0.0, nan), (0.0, inf), (-inf, 0.0), (-1e308, 1e308)):
+        message = f"low and high must be finite, low below high, got low={low!r} and high={high!r}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            InputScale(low, high)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
-from ell0.nn import InputTruncation, TruncatedConv2d, TruncatedLinear, truncate
+from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedConv2d, TruncatedLinear, truncate
 
 
 class Backwards(nn.Module):
@@ -68,6 +68,7 @@ LINEAR: list[tuple[Callable[[], nn.Module], str]] = [
     ),
     (Backwards, "first"),
     (lambda: nn.Sequential(nn.Tanh(), Backwards()), "1.first"),
+    (lambda: nn.Sequential(InputClamp(-1.0, -0.8), InputScale(-1.0, -0.8), nn.Linear(8, 3)), "2"),
 ]
 
 

@@ -85,10 +85,11 @@ def radius(
     values in several channels of a pixel that a layer sums up, whose sum may be NaN.
 
     Args:
-        model: an ``nn.Sequential``, nested or not, in eval mode. First, after Flatten and `InputClamp` at most, comes
-            the layer that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, ``Linear`` for bounded values, or,
-            on images that are not flattened, `TruncatedConv2d`, whose k is for the changes that one of its receptive
-            fields sees. Then any of Linear, Conv2d, BatchNorm, ReLU, MaxPool2d, AvgPool2d, Flatten, Unflatten, Dropout.
+        model: an ``nn.Sequential``, nested or not, in eval mode. First, after Flatten, `InputClamp` and `InputScale` at
+            most, comes the layer that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, ``Linear`` for bounded
+            values, or, on images that are not flattened, `TruncatedConv2d`, whose k is for the changes that one of its
+            receptive fields sees. Then any of Linear, Conv2d, BatchNorm, ReLU, MaxPool2d, AvgPool2d, Flatten,
+            Unflatten, Dropout.
         x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         ball: what may change, and how far; None: features, to any value.
         max_budget: the largest budget looked at. By default the ball's; without a ball, all that the layer can bound.
@@ -149,7 +150,14 @@ def accuracy(
 
 
 def margins(
-    model: nn.Module, x: Tensor, y: Tensor, budget: int, ball: L0Ball | None = None, *, method: Method = "ibp"
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    budget: int,
+    ball: L0Ball | None = None,
+    *,
+    method: Method = "ibp",
+    quick: bool = False,
 ) -> Tensor:
     """Below ``logit_y - logit_c`` for each class c with ``budget`` changes: ``(n, classes)``, 0 at c = y.
 
@@ -160,13 +168,15 @@ def margins(
     Args:
         ball: its unit, box and mutable count, not its budget; None: features, to any value.
         method: as for `radius`; behind a layer that truncates, intervals alone.
+        quick: a somewhat lower bound at little more than the price of the layer, where that is a plain Linear.
     """
     check_method(method)
     network = Network.read(model, x, training=True)
     ball = replace(ball or ANY_VALUE, budget=budget)
-    reach, first = Reach.of(x, ball, network.clamps), network.first
+    reach, first = Reach.of(x, ball, network.rising), network.first
     first.check(reach, budget)
-    passed = intervals(network.head, first.trainable_interval(reach, budget))
+    interval = first.quick_interval if quick else first.trainable_interval
+    passed = intervals(network.head, interval(reach, budget))
     goals = margin_goals(y, passed[-1][0].shape[1]).to(x.dtype)
     drop = partial(first.trainable_drop, reach, budget)
     # Without changes there is nothing to win by lines.
@@ -240,7 +250,7 @@ def check_method(method: Method) -> None:
 
 
 def _bounder(network: Network, x: Tensor, ball: L0Ball) -> tuple[Bounder, Reach]:
-    reach = Reach.of(x, ball, network.clamps)
+    reach = Reach.of(x, ball, network.rising)
     bounder = Bounder(network.double())
     bounder.first.check(reach, ball.budget)
     return bounder, reach

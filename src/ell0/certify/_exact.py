@@ -50,7 +50,7 @@ def exact(
     if not isinstance(network.layer, nn.Linear):
         raise ValueError(f"model must begin with a linear layer, got {type(network.layer).__name__}")
     ball = replace(L0Ball(0, low=-math.inf, high=math.inf) if ball is None else ball, budget=budget)
-    reach = Reach.of(x, ball, network.clamps)
+    reach = Reach.of(x, ball, network.rising)
     game = _Game(network.double(), classes)
     network.first.check(reach, budget)
     found = []
@@ -60,8 +60,8 @@ def exact(
             low, high, mutable = (bound[i : i + 1] for bound in ends)
             row = x[i : i + 1]
             low, high = (torch.where(mutable, bound, row) for bound in (low, high))
-            for clamp in network.clamps:
-                row, low, high = (clamp(numbers) for numbers in (row, low, high))
+            for layer in network.rising:
+                row, low, high = (layer(numbers) for numbers in (row, low, high))
             row, low, high = (numbers.flatten().double() for numbers in (row, low, high))
             far = game.far(row)
             low = torch.where(low == -torch.inf, torch.minimum(-far, high), low)

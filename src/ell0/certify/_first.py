@@ -95,6 +95,10 @@ class First(ABC):
         low, high = self.interval(reach, budgets)
         return low.squeeze(1), high.squeeze(1)
 
+    def quick_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """One that holds the trainable interval, and costs little more than the layer: two ``(n, h)``."""
+        raise ValueError("quick must be False unless the first layer is a plain Linear")
+
     def trainable_drop(self, reach: Reach, budget: int, head: Tensor) -> Tensor:  # noqa: ARG002
         """The drop for one budget with gradients to weight and head: ``(n, c)``."""
         raise ValueError('method must be "ibp" in training where the first layer truncates: its lines have no gradient')

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import ClippedLinear, InputClamp, InputTruncation, TruncatedConv2d, TruncatedLinear
+from ..nn import ClippedLinear, InputClamp, InputScale, InputTruncation, TruncatedConv2d, TruncatedLinear
 from ..ops.conv import output_size
 from ._conv import Convolved
 from ._first import First
@@ -26,13 +26,15 @@ MOODY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """``head(first(clamps(x)))``; layers that do nothing in eval mode are left out.
+    """``head(first(rising(x)))``; layers that do nothing in eval mode are left out.
+
+    rising: what happens to each number by itself, and keeps the order of two numbers.
 
     shape: of a row as the attacked layer sees it. The outputs of a convolution go flat into the head, which begins with
     their shape.
     """
 
-    clamps: tuple[InputClamp, ...]
+    rising: tuple[InputClamp | InputScale, ...]
     layer: nn.Linear | TruncatedConv2d
     head: tuple[nn.Module, ...]
     shape: tuple[int, ...]
@@ -48,14 +50,14 @@ class Network:
             if layer.training and (not training or type(layer) in MOODY):
                 raise ValueError(f"model must be in eval mode, and {name} is in training mode: call model.eval()")
         layers = [(name, layer) for name, layer in leaves if type(layer) not in NOTHING]
-        clamps: list[InputClamp] = []
+        rising: list[InputClamp | InputScale] = []
         flat = x.ndim == 2
         for place, (name, layer) in enumerate(layers):
             if type(layer) is nn.Flatten:
                 _check_later(name, layer)
                 flat = True
-            elif type(layer) is InputClamp:
-                clamps.append(layer)
+            elif isinstance(layer, InputClamp | InputScale) and type(layer) in (InputClamp, InputScale):
+                rising.append(layer)
             elif isinstance(layer, nn.Linear | TruncatedConv2d) and type(layer) in ATTACKED:
                 shape = _check_first(name, layer, x, flat)
                 head = [after for _, after in layers[place + 1 :]]
@@ -64,18 +66,18 @@ class Network:
                 if isinstance(layer, TruncatedConv2d):
                     size = output_size(shape[1:], layer.weight.shape[2:], layer.geometry)
                     head.insert(0, nn.Unflatten(1, (layer.out_channels, *size)))
-                return cls(tuple(clamps), layer, tuple(head), shape)
+                return cls(tuple(rising), layer, tuple(head), shape)
             else:
                 raise ValueError(
-                    "model must begin with TruncatedLinear, TruncatedConv2d, ClippedLinear or Linear, after Flatten "
-                    f"and InputClamp at most, got {name} ({type(layer).__name__}) before any of them"
+                    "model must begin with TruncatedLinear, TruncatedConv2d, ClippedLinear or Linear, after Flatten, "
+                    f"InputClamp and InputScale at most, got {name} ({type(layer).__name__}) before any of them"
                 )
         raise ValueError("model must have a TruncatedLinear, TruncatedConv2d, ClippedLinear or Linear layer, got none")
 
     def double(self) -> Network:
         """A copy in float64 without gradients."""
         head = tuple(copy.deepcopy(part).double().requires_grad_(False) for part in self.head)
-        return Network(self.clamps, copy.deepcopy(self.layer).double().requires_grad_(False), head, self.shape)
+        return Network(self.rising, copy.deepcopy(self.layer).double().requires_grad_(False), head, self.shape)
 
     @property
     def first(self) -> First:

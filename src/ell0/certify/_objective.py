@@ -23,6 +23,7 @@ class Stage:
     mix: float
     unit: Unit = "feature"
     method: Method = "ibp"
+    quick: bool = False
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
@@ -30,7 +31,7 @@ class Stage:
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
         """
         ball = replace(ANY_VALUE, unit=self.unit)
-        scores = -margins(model, x, y, self.budget, ball, method=self.method)
+        scores = -margins(model, x, y, self.budget, ball, method=self.method, quick=self.quick)
         loss = F.cross_entropy(scores, y)
         if self.mix < 1:
             loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
@@ -55,6 +56,7 @@ class Objective:
         unit: what counts as a change, as for `L0Ball`.
         method: of the bound, as for `margins`. ``"best"`` leaves a network more room: its neurons need not stand what
             no attacker can do to all of them at once. Behind a plain layer it costs about twice the time of intervals.
+        quick: of the bound, as for `margins`: what is learnt loses little by it, what is proven afterwards nothing.
     """
 
     budget: int
@@ -63,6 +65,7 @@ class Objective:
     mix_start: float | None = None
     unit: Unit = "feature"
     method: Method = "ibp"
+    quick: bool = False
 
     def __post_init__(self) -> None:
         check_count("budget", self.budget)
@@ -75,20 +78,26 @@ class Objective:
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
         check_method(self.method)
+        if not isinstance(self.quick, bool):
+            raise ValueError(f"quick must be True or False, got {self.quick!r}")
 
     def at(self, epoch: int, epochs: int) -> Stage:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
         if epoch >= rising:
-            return Stage(self.budget, self.mix, self.unit, self.method)
+            return self._stage(self.budget, self.mix)
         budget = math.ceil(self.budget * epoch / rising)
         start = self.mix if self.mix_start is None else self.mix_start
         # With the budget and not with the epochs: each stage costs a graph of its own on a GPU.
-        return Stage(budget, start + (self.mix - start) * budget / self.budget, self.unit, self.method)
+        return self._stage(budget, start + (self.mix - start) * budget / self.budget)
+
+    def _stage(self, budget: int, mix: float) -> Stage:
+        return Stage(budget, mix, self.unit, self.method, self.quick)
 
     def __repr__(self) -> str:
         """What tells one training from another: as it was before the later words, where they say nothing."""
         more = "" if self.mix_start is None else f", mix_start={self.mix_start!r}"
         more += "" if self.unit == "feature" else f", unit={self.unit!r}"
         more += "" if self.method == "ibp" else f", method={self.method!r}"
+        more += "" if not self.quick else ", quick=True"
         return f"Objective(budget={self.budget!r}, mix={self.mix!r}, ramp={self.ramp!r}{more})"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..nn import InputClamp
+from ..nn import InputClamp, InputScale
 from ..threat import L0Ball
 
 
@@ -37,15 +37,15 @@ class Reach:
     bounded: bool
 
     @classmethod
-    def of(cls, x: Tensor, ball: L0Ball, clamps: Sequence[InputClamp]) -> Reach:
-        """x: ``(n, ...)``, before the clamps that the first layer stands behind."""
+    def of(cls, x: Tensor, ball: L0Ball, rising: Sequence[InputClamp | InputScale]) -> Reach:
+        """x: ``(n, ...)``, before what the first layer stands behind."""
         ball.count(x, x)  # raises where the ball does not fit x
         low, high, mutable = (bound.expand_as(x) for bound in ball.box(x))
         low = torch.where(mutable, torch.minimum(low, x), x)
         high = torch.where(mutable, torch.maximum(high, x), x)
-        # A clamp keeps the order of numbers, so an interval goes through it end by end.
-        for clamp in clamps:
-            x, low, high = (clamp(numbers) for numbers in (x, low, high))
+        # What keeps the order of numbers, rounding included, an interval goes through end by end.
+        for layer in rising:
+            x, low, high = (layer(numbers) for numbers in (x, low, high))
         channels = x.shape[1] if ball.unit == "pixel" else 1
         x, low, high = (numbers.flatten(1) for numbers in (x, low, high))
         widest = channels
@@ -55,7 +55,10 @@ class Reach:
             any_value = bool(((low.isinf() & high.isinf()) | (low == high)).all())
             bounded = bool((low.isfinite() & high.isfinite()).all())
         else:  # known without a look at the tensors, for which a GPU would have to be waited for
-            ends = [(ball.low, ball.high), *((clamp.low, clamp.high) for clamp in clamps)]
+            ends = [
+                (ball.low, ball.high),
+                *((layer.low, layer.high) for layer in rising if isinstance(layer, InputClamp)),
+            ]
             open_below, open_above = (all(math.isinf(end) for end in side) for side in zip(*ends, strict=True))
             any_value, bounded = open_below and open_above, not (open_below or open_above)
         return cls(x, low, high, channels, widest, any_value, bounded)
