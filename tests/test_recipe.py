@@ -24,14 +24,14 @@ from torch import nn
 import ell0
 from ell0 import recipe
 from ell0.evaluation import Evaluation
-from ell0.nn import InputClamp, TruncatedConv2d, TruncatedLinear
+from ell0.nn import InputClamp, InputScale, TruncatedConv2d, TruncatedLinear
 from ell0.recipe import _data, _gallery, _measure, _model, _run
 from ell0.recipe._found import Found
 from ell0.recipe._measure import Subject, measured
 from ell0.recipe._recipe import Measure, Task
 from ell0.results import Results, Row
 from ell0.threat import L0Ball
-from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint
+from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
 
 
@@ -278,9 +278,16 @@ def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) ->
         ('name = "mlp"\nk = 0', 'name = "mpl"\nk = 0', "got 'mpl'; did you mean 'mlp'?"),
         ("k = 0", "k = -1", "classifier 1, model: k must be a list of different values, each an int >= 0, got -1"),
         ("k = 0", "k = [0, 1]", "name must have {k} in it where k has several values, got 'F(0)'"),
+        ("epochs = 3", "epochs = 3\nseed = [0, 1]", "name must have {seed} in it where seed has several values, got"),
+        ("epochs = 3", "epochs = 3\nseed = -1", "training: seed must be a list of different values, each an int >= 0"),
         ("k = 0\nhidden = [8]", "k = 0\nhiden = [8]", "'hiden' is no key here; did you mean 'hidden'?"),
         ("k = 0\nhidden = [8]", "k = 0\nhidden = 8", "hidden must be a list of ints >= 1, got 8"),
         ("k = 0\nhidden", "k = 0\nwidth = 3\nhidden", "'width' is no key here"),
+        ("k = 0\n", "k = 0\nclamp = [1.0]\n", "model: clamp must be true, false or two numbers [low, high], low "),
+        ("k = 0\n", "k = 0\nclamp = [0.5, 0.5]\n", "model: clamp must be true, false or two numbers [low, high], low "),
+        ("k = 0\n", 'k = 0\nclamp = ["a", 1]\n', "model: clamp must be true, false or two numbers [low, high], low "),
+        ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
+        ("k = 0\n", "k = 0\nclamp = 2\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean it by 'budget'?"),
         ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "budgets must be a list of different values"),
         ("queries = [4, 8]", "queries = [4, 8]\nloss = 'sum'", 'measure 2: loss must be "margin" or "ce", got'),
@@ -579,6 +586,39 @@ def test_a_recipe_says_where_a_network_truncates(tiny: Path) -> None:
         recipe.load(tiny)
 
 
+def test_a_classifier_has_several_seeds(tiny: Path) -> None:
+    edited(tiny, 'name = "F(0)"', 'name = "F({k}), seed {seed}"')
+    edited(tiny, "k = 0\n", "k = [0, 1]\n")
+    edited(tiny, "epochs = 3\n", "epochs = 3\nseed = [0, 5]\n")
+    edited(tiny, "rows = 20\n", 'rows = 20\nclassifiers = ["F({k}), seed {seed}"]\n')
+    loaded = recipe.load(tiny)
+    *several, last = loaded.classifiers
+    assert [(one.name, one.k, one.training.seed) for one in several] == [
+        (f"F({k}), seed {seed}", k, seed) for k in (0, 1) for seed in (0, 5)
+    ]
+    assert last.training.seed == loaded.seed
+    assert loaded.measures[2].classifiers == tuple(one.name for one in several)
+    assert len({replace(one.training, seed=0) for one in several}) == 1
+
+
+def test_a_recipe_says_where_images_are_clamped(tiny: Path, tmp_path: Path) -> None:
+    edited(tiny, "k = 0\n", "k = 0\nclamp = [-1.0, -0.8]\n")
+    words = {**recipe.load(tiny).classifiers[0].model, "in_features": 16, "classes": 3}
+    network = _model.build(words, seed=1)
+    card = load_checkpoint(save_checkpoint(tmp_path / "net", network, {"model": words})).card
+    again = recipe.model(card)
+    for built in (network, again):
+        clamp, scale, *others = built.children()
+        assert [repr(clamp), repr(scale)] == [repr(InputClamp(-1.0, -0.8)), repr(InputScale(-1.0, -0.8))]
+        assert isinstance(others[0], nn.Flatten)
+    again.load_state_dict(network.state_dict())
+    x = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert torch.equal(again(x), network(x))
+    # It is the plain network on what the ends become.
+    plain = _model.build({**words, "clamp": False}, seed=1)
+    torch.testing.assert_close(network(x), plain((x.clamp(-1, -0.8) + 1) / 0.2))
+
+
 def test_a_card_rebuilds_its_model() -> None:
     words = {"name": "mlp", "k": 2, "in_features": 16, "hidden": [8], "classes": 3, "clamp": True}
     network = recipe.model(json.loads(json.dumps({"model": words})))
@@ -587,7 +627,7 @@ def test_a_card_rebuilds_its_model() -> None:
     state = torch.get_rng_state()
     recipe.model({"model": words})
     assert torch.equal(torch.get_rng_state(), state)
-    for wrong in (None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}):
+    for wrong in (None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}, {**words, "clamp": [1]}):
         with pytest.raises(ValueError, match="card must name a model that a recipe can build"):
             recipe.model({"model": wrong})
 

@@ -120,6 +120,22 @@ truncation = "pixel"
 epochs = 2
 batch = 16
 rates = [0.02]
+[[classifier]]
+name = "scaled"
+[classifier.model]
+name = "mlp"
+k = 0
+hidden = [8]
+clamp = [-0.2, 0.2]
+[classifier.training]
+epochs = 8
+batch = 16
+rates = [0.02]
+optimizer = "adam"
+[classifier.training.certified]
+budget = 2
+unit = "pixel"
+quick = true
 [[measure]]
 what = "certified_accuracy"
 budgets = [1, 2]
@@ -137,6 +153,7 @@ def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture
     results = Results.load(run / "results.json")
     what = {"what": "certified_accuracy", "unit": "pixel", "budget": 2}
     assert results.find(classifier="whole", **what)["value"] > 0.9
+    assert results.find(classifier="scaled", **what)["value"] > 0.9
     assert 0 <= results.find(classifier="windows", **what)["value"] <= 1
     np.savez(tmp_path / "mine.npz", x=x[:20], y=y[:20])
     words = ["certify", str(run / "whole"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--unit", "pixel"]
@@ -145,6 +162,7 @@ def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture
     assert row["value"] == results.find(classifier="whole", **what)["value"]
     for old, new, said in (
         ('unit = "pixel"\n[[cl', 'unit = "pixle"\n[[cl', "did you mean 'pixel'"),
+        ('unit = "pixel"\n[[cl', 'unit = "pixel"\nquick = true\n[[cl', "quick must be False unless the first layer is"),
         (
             "budgets = [1, 2]",
             "budgets = [3]",
@@ -209,6 +227,7 @@ def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
         (TRAINED.replace("budget = 2\nramp", "budget = 0\nramp"), "budget must be"),
         (TRAINED.replace("ramp = 0.5", "ramp = 1.5"), "certified: ramp must lie in [0, 1], got 1.5"),
         (TRAINED.replace("ramp = 0.5", "rampp = 0.5"), "did you mean"),
+        (TRAINED.replace("ramp = 0.5", "quick = 1"), "certified: quick must be True or False, got 1"),
         (TRAINED.replace('method = "ibp"', 'method = "ipb"'), "did you mean 'ibp'"),
     ],
 )

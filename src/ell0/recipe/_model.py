@@ -13,7 +13,7 @@ from torch import nn
 from .. import certify, models
 from ..certify._ablation import Precision
 from ..certify._partition import Rule, Split
-from ..nn import InputClamp
+from ..nn import InputClamp, InputScale
 from ._toml import FLAG, NUMBER, Kind, Table, choice, many, sizes, whole
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {name: getattr(models, name) for name in models.__all__}
@@ -42,11 +42,22 @@ _KINDS: dict[str, Kind[Any]] = {
 }
 
 
+def _clamp(value: Any) -> bool | tuple[float, float] | None:
+    """Whether images are clipped to their range; or the ends to which they are, and which then become 0 and 1."""
+    if isinstance(value, list) and len(value) == 2:
+        low, high = map(NUMBER.read, value)
+        return (low, high) if low is not None and high is not None and low < high else None
+    return FLAG.read(value)
+
+
+_CLAMP: Kind[Any] = Kind("true, false or two numbers [low, high], low below high", _clamp)
+
+
 def read_model(table: Table, known: Mapping[str, object] = MODELS) -> list[dict[str, Any]]:
     """The words of a model; of several, where k has several values."""
     name = table.need("name", choice(*known))
     parameters = inspect.signature(MODELS[name]).parameters
-    words: dict[str, Any] = {"name": name} | ({"clamp": table.take("clamp", FLAG, False)} if name in NETWORKS else {})
+    words: dict[str, Any] = {"name": name} | ({"clamp": table.take("clamp", _CLAMP, False)} if name in NETWORKS else {})
     for key, kind in _KINDS.items():
         if key in parameters:
             must = parameters[key].default is inspect.Parameter.empty
@@ -97,8 +108,9 @@ def build(words: Mapping[str, Any], seed: int | None = None) -> nn.Module:
 def _made(words: Mapping[str, Any]) -> nn.Module:
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in words.items()}
     make, clamp = MODELS[given.pop("name")], given.pop("clamp", False)
+    clamps = [InputClamp(*clamp), InputScale(*clamp)] if isinstance(clamp, tuple) else [InputClamp()] if clamp else []
     network = make(**given | ({"base": _made(given["base"])} if "base" in given else {}))
-    return nn.Sequential(InputClamp(), *network.children()) if clamp else network
+    return nn.Sequential(*clamps, *network.children()) if clamps else network
 
 
 def model(card: Mapping[str, Any]) -> nn.Module:

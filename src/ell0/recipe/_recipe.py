@@ -381,7 +381,7 @@ def _data(top: Table, folder: Path) -> Data:
 
 
 def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) -> tuple[str, list[Classifier]]:
-    """The name as it is written, and the classifier; several, if ``{k}`` in the name stands for several values.
+    """The name as it is written, and the classifier; several, if ``{k}`` or ``{seed}`` in it stands for several values.
 
     over: what holds for the training of every classifier of the recipe, in place of what it says itself.
     """
@@ -398,16 +398,27 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     objective = _objective(training, source)
     if objective is not None and models[0]["name"] in VOTERS:
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
-    given = training.rest([each.name for each in fields(TrainConfig)])
+    seeds = training.take("seed", many(whole(0)), (seed,))
+    if len(seeds) > 1 and "{seed}" not in pattern:
+        raise ValueError(f"{table.where}: name must have {{seed}} in it where seed has several values, got {pattern!r}")
+    given = training.rest([each.name for each in fields(TrainConfig) if each.name != "seed"])
     training.close()
     table.close()
-    given = {"seed": seed, **given} | ({"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {})
+    given |= {"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {}
     try:
         config = TrainConfig(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{training.where}: {error}") from error
     one = Classifier("", {}, config, attack, budget, objective)
-    return pattern, [replace(one, name=pattern.replace("{k}", str(model.get("k"))), model=model) for model in models]
+    return pattern, [
+        replace(
+            one,
+            name=pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each)),
+            model=model,
+            training=replace(config, seed=each),
+        )
+        for model, each in product(models, seeds)
+    ]
 
 
 def _objective(training: Table, source: Data) -> Objective | None:
@@ -420,7 +431,7 @@ def _objective(training: Table, source: Data) -> Objective | None:
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     if trades is not None:
         given["low"], given["high"] = box(source.scale, table.take("beta", POSITIVE, 1.0))
-    given |= table.rest(["mix", "ramp", "mix_start", "method"] if trades is None else _TRADES)
+    given |= table.rest(["mix", "ramp", "mix_start", "method", "quick"] if trades is None else _TRADES)
     table.close()
     try:
         return certify.Objective(**given) if trades is None else Trades(**given)
