@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, bench, data, models, ops
 from ell0.attacks import ATTACKS, AttackResult
-from ell0.bench import _attacks, _gpu, _layer, _speed, _train
+from ell0.bench import _attacks, _certify, _gpu, _layer, _speed, _train
 from ell0.bench._timing import timed
 from ell0.evaluation import WHITE_BOX
 from ell0.nn import TruncatedLinear
@@ -77,6 +77,31 @@ def test_quick_run_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_mnist_can_be_required(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="ell0 data get mnist"):
         bench.layer(quick=True, root=tmp_path, require_mnist=True)
+
+
+def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_certify, "HIDDEN", 24)
+    monkeypatch.setattr(_certify, "LEARNT", 600)
+    lines: list[str] = []
+    options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32, "root": tmp_path}
+    results = bench.certify(**options, progress=lines.append)
+    assert lines
+    assert {row["data"] for row in results.rows} == {"digits28"}
+    for method in ("ibp", "best"):
+        row = results.find(what="certificates", method=method, k=100, images=60, budget=32, hidden=24)
+        assert 0 < row["low"] <= row["value"] <= row["high"]
+        assert row["median_radius"] > 0  # a network that certifies nothing is certified in no time
+    for bound in ("exact", "quick"):
+        assert results.find(what=f"step, {bound} bound", to="plain step", mode="eager")["value"] > 0
+    with pytest.raises(ValueError, match="images and batch must be at most the 1437 images of digits28, got 1438 and"):
+        bench.certify(**options | {"images": 1438})
+
+    def wrong(*_: Any, method: str, **__: Any) -> Tensor:
+        return torch.full((50,), 3 - (method == "best"))
+
+    monkeypatch.setattr(_certify, "radius", wrong)
+    with pytest.raises(AssertionError, match='"best" must be at least those by "ibp"'):
+        bench.certify(**options)
 
 
 def test_peak_memory_is_told() -> None:

@@ -54,6 +54,13 @@ def fake_bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         results.add(1.5, unit="x", to="F(0)", paper=58.0, **what)
         return results
 
+    def certify(**options: object) -> Results:
+        calls.append(options)
+        results = Results("bench-certify-cpu", str(options["command"]), device="a machine")
+        results.add(0.5, what="certificates", method="ibp", unit="seconds", images=7)
+        results.add(3.25, what="step, quick bound", unit="x", to="plain step", batch=2)
+        return results
+
     def attack_speed(**options: object) -> Results:
         calls.append(options)
         results = Results("bench-attacks-h200", str(options["command"]), device="a card")
@@ -63,6 +70,7 @@ def fake_bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
 
     monkeypatch.setattr(bench, "layer", layer)
     monkeypatch.setattr(bench, "train", train)
+    monkeypatch.setattr(bench, "certify", certify)
     monkeypatch.setattr(bench, "attack_speed", attack_speed)
     monkeypatch.setattr(bench, "attacks", attacks)
     return calls
@@ -124,6 +132,18 @@ def test_rows_of_a_gpu_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     lines = [line.split() for line in shown.splitlines()]
     for row in ("rate 4e+12 bytes/s", "backward, input 1x2>3 mnist 10 1.5x dense", "memory, step 1x2>3 10 1.0 MiB"):
         assert row.split() in lines
+
+
+def test_bench_certify_shows_and_writes(
+    fake_bench: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.json"
+    assert main(["bench", "certify", "--images", "7", "--out", str(out)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for row in ("certificates ibp 7 0.5 seconds", "step, quick bound 2 3.2x plain step"):
+        assert row.split() in lines
+    assert (fake_bench[0]["device"], fake_bench[0]["images"]) == ("cpu", 7)
+    assert Results.load(out).command == "ell0 bench certify --images 7"
 
 
 def test_bench_train_shows_and_writes(

@@ -127,6 +127,75 @@ def bench_train(
     hand_over(results, out, as_json, console, _show_train)
 
 
+@app.command(name="certify")
+def bench_certify(
+    *,
+    device: Device = "cpu",
+    images: int = 10_000,
+    epochs: int = 6,
+    steps: int = 16,
+    rounds: int = 3,
+    batch: int = 256,
+    out: Path | None = None,
+    root: Path | None = None,
+    require_mnist: Annotated[bool, Parameter(negative="")] = False,
+    threads: int | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time certificates at all budgets up to 32, and training on a bound against plain training.
+
+    Examples: ell0 bench certify --images 1000 --epochs 2
+              ell0 bench certify --device cuda --out certify.json
+
+    Parameters
+    ----------
+    device
+        cpu, or cuda: a GPU, with steps replayed from a CUDA graph.
+    images
+        Images that are certified.
+    epochs
+        Of training the network with certificates, on 10,000 images.
+    steps
+        Steps of training that are timed together.
+    rounds
+        Times that each is timed, in turns.
+    batch
+        Images of a step.
+    out
+        Write the results file here.
+    root
+        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
+    require_mnist
+        Stop where MNIST is not found, and let nothing stand in.
+    threads
+        Processor threads, at most one for each processor; without it, as many as torch takes.
+    seed
+        Of weights and of the order of images, 0 to 2**64 - 1.
+    """
+    from .. import bench
+
+    use_threads(threads)
+    if out is not None:
+        check_out(out)
+    console = Console(stderr=True, quiet=quiet)
+    options: dict[str, Any] = {
+        "device": device,
+        "images": images,
+        "epochs": epochs,
+        "steps": steps,
+        "rounds": rounds,
+        "batch": batch,
+        "require_mnist": require_mnist,
+        "seed": seed,
+    }
+    command = command_words("ell0 bench certify", bench_certify, options | {"threads": threads})
+    with console.status("") as status:
+        results = bench.certify(**options, root=root, command=command, progress=lambda line: status.update(line))
+    hand_over(results, out, as_json, console, _show_certify)
+
+
 @app.command(name="attacks")
 def bench_attacks(
     *,
@@ -226,6 +295,14 @@ def _show_train(results: Results) -> None:
     for row in results.rows:
         paper = f"{row['paper']:g}x" if "paper" in row else ""
         table.add_row(row["what"], f"F({row['k']})", row["mode"], str(row["batch"]), _value(row), paper)
+    Console().print(table)
+
+
+def _show_certify(results: Results) -> None:
+    table = Table("measured", "method", "images", "figure", box=None, title_justify="left")
+    table.title = f"{results.name}: {results.device}"
+    for row in results.rows:
+        table.add_row(row["what"], row.get("method", ""), str(row.get("images", row.get("batch"))), _value(row))
     Console().print(table)
 
 
