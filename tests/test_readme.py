@@ -88,7 +88,7 @@ ell0.recipe.run = lambda recipe: recipe
 
 def test_the_python_examples_run_one_after_the_other() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     code = "\n".join([READERS, *blocks])
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr
