@@ -23,7 +23,7 @@ class Reach:
     x, low, high: ``(n, d)``, ``low <= x <= high``: a changed number lies between them, and a frozen one has low = high.
     channels: numbers of a unit; unit p holds the numbers p, p + units, p + 2 units and so on.
     widest: the most of them that can move.  any_value: whether every number that moves may take any value.
-    bounded: whether none may take an infinite one.
+    bounded: whether none may take an infinite one.  alike: whether low and high are known to be those of every row.
 
     The interval holds x also where x lies outside the attacker's box: larger than what he can reach, never smaller.
     """
@@ -35,6 +35,7 @@ class Reach:
     widest: int
     any_value: bool
     bounded: bool
+    alike: bool
 
     @classmethod
     def of(cls, x: Tensor, ball: L0Ball, rising: Sequence[InputClamp | InputScale]) -> Reach:
@@ -54,6 +55,7 @@ class Reach:
         if isinstance(ball.low, Tensor) or isinstance(ball.high, Tensor):
             any_value = bool(((low.isinf() & high.isinf()) | (low == high)).all())
             bounded = bool((low.isfinite() & high.isfinite()).all())
+            alike = False
         else:  # known without a look at the tensors, for which a GPU would have to be waited for
             ends = [
                 (ball.low, ball.high),
@@ -61,7 +63,8 @@ class Reach:
             ]
             open_below, open_above = (all(math.isinf(end) for end in side) for side in zip(*ends, strict=True))
             any_value, bounded = open_below and open_above, not (open_below or open_above)
-        return cls(x, low, high, channels, widest, any_value, bounded)
+            alike = ball.mutable is None and (ball.low, ball.high) == (-math.inf, math.inf)
+        return cls(x, low, high, channels, widest, any_value, bounded, alike)
 
     def __getitem__(self, rows: slice | Tensor) -> Reach:
         return replace(self, x=self.x[rows], low=self.low[rows], high=self.high[rows])

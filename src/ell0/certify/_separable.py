@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from torch.nn import functional as F
 from ..ops import clipped_linear, trimmed_conv2d, trimmed_linear
 from ._first import First, rounding_share, slack, sum_of_magnitudes
 from ._reach import Reach, in_blocks, largest_sums
-
-Largest = Callable[[Tensor, Tensor, Reach, int], Tensor]
 
 
 class Separable(First):
@@ -74,12 +71,6 @@ class Dense(Separable):
         return numbers.unsqueeze(1) * weight
 
     def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
-        return self._around(reach, budget, _largest)
-
-    def quick_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
-        return self._around(reach, budget, _at_most)
-
-    def _around(self, reach: Reach, budget: int, largest: Largest) -> tuple[Tensor, Tensor]:
         """By the operators: what a change adds to an output is a product of numbers >= 0, of which the largest count.
 
         rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
@@ -87,7 +78,35 @@ class Dense(Separable):
         below, above = reach.x - reach.low, reach.high - reach.x
         steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
         weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
-        fall, rise = largest(steps, weight, reach, budget).chunk(2)
+        moved = F.linear(steps, weight)
+        if reach.channels == 1:
+            moved = moved - trimmed_linear(steps, weight, top=budget, bottom=0)
+        elif budget < reach.number_of_units:  # a unit is a place of a window with twice its channels
+            windows, kernels = (t.unflatten(1, (-1, 1, reach.number_of_units)) for t in (steps, weight))
+            moved = moved - trimmed_conv2d(windows, kernels, top=budget, bottom=0, unit="pixel").flatten(1)
+        fall, rise = moved.chunk(2)
+        value = self.value(reach.x)
+        return value - fall, value + rise
+
+    def quick_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+        """By matrix products: the largest m of numbers w_j s_j, all >= 0, are for any cut >= 0
+
+            top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
+
+        by t = far * cut, where far is the longest step of the row. With past = w beyond its cut, 0 within, the sums are
+        (range @ |past| +- (above - below) @ past) / 2, for rise and fall. The weight of an output that comes 2m-th by
+        size is a good cut: about half of the larger ones have a step to go. What is learnt makes many weights equally
+        large, and then little is lost; with pixels, whose numbers are bounded one by one, more.
+        """
+        numbers = min(budget * reach.widest, reach.x.shape[1])
+        rank = max(1, min(2 * numbers, reach.x.shape[1]))
+        cut = self.weight.detach().abs().topk(rank, 1).values[:, -1:]
+        past = self.weight - torch.minimum(torch.maximum(self.weight, -cut), cut)
+        below, above = reach.x - reach.low, reach.high - reach.x
+        ranges = (reach.high - reach.low)[: 1 if reach.alike else None]
+        most = numbers * torch.maximum(below, above).amax(1, keepdim=True) * cut.T
+        both, tilt = F.linear(ranges, past.abs()), F.linear(above - below, past)
+        fall, rise = (most + ((both + sign * tilt) / 2).clamp(min=0) for sign in (-1, 1))
         value = self.value(reach.x)
         return value - fall, value + rise
 
@@ -99,36 +118,6 @@ class Dense(Separable):
     def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
         terms = reach.x.shape[1]
         return slack(rounding_share(terms), terms, sum_of_magnitudes(self.weight, self.bias, reach, budgets))
-
-
-def _largest(steps: Tensor, weight: Tensor, reach: Reach, budget: int) -> Tensor:
-    """The sums of the largest products of a row of steps and one of the weight, ``budget`` units of them: ``(n, h)``.
-
-    steps: ``(n, 2d)``, weight: ``(h, 2d)``, both >= 0: a number of the reach appears twice, with one product of 0.
-    """
-    moved = F.linear(steps, weight)
-    if reach.channels == 1:
-        return moved - trimmed_linear(steps, weight, top=budget, bottom=0)
-    if budget < reach.number_of_units:  # a unit is a place of a window with twice its channels
-        windows, kernels = (t.unflatten(1, (-1, 1, reach.number_of_units)) for t in (steps, weight))
-        moved = moved - trimmed_conv2d(windows, kernels, top=budget, bottom=0, unit="pixel").flatten(1)
-    return moved
-
-
-def _at_most(steps: Tensor, weight: Tensor, reach: Reach, budget: int) -> Tensor:
-    """No less than `_largest`, and for little more than a matrix product: for m numbers and any cut >= 0
-
-        top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
-
-    by t = far * cut, where far is the longest step of the row. The weight of an output that comes 2m-th by size is a
-    good cut: about half of the larger ones have a step to go. What is learnt makes many weights equally large, and
-    then little is lost; with pixels, whose numbers are bounded one by one, more.
-    """
-    numbers = min(budget * reach.widest, reach.x.shape[1])
-    rank = max(1, min(2 * numbers, reach.x.shape[1]))
-    cut = weight.detach().topk(rank, 1).values[:, -1:]
-    far = steps.amax(1, keepdim=True)
-    return F.linear(steps, (weight - cut).clamp(min=0)) + numbers * far * cut.T
 
 
 class Clipped(Separable):
