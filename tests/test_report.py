@@ -167,6 +167,14 @@ def test_verdicts_without_an_attack(tmp_path: Path) -> None:
     clean = [row for row in rows() if row["what"] == "clean_accuracy"]
     text = of_rows(tmp_path, clean).text
     assert "F(10) gets 98.7 % (98.5-98.9) of 10,000 test rows right; no attack was run." in text
+    proven = [
+        {"what": "certified_accuracy", "classifier": name, "value": value, "budget": budget, "n": 100}
+        for budget, values in ((1, (0.9, 0.8)), (4, (0.5, 0.6)), (8, (0.4, 0.1)))
+        for name, value in zip(("F", "G"), values, strict=True)
+    ]
+    text = of_rows(tmp_path, [*clean, *proven]).text
+    assert "G is proven to keep 60.0 % of 100 test rows right when 4 inputs are set to any value." in text
+    assert "This is proven, so a lower bound; no attack was run. The verdict takes the largest number of inputs" in text
     for nothing in ({"what": "step", "value": 2.5}, {"what": "robust_accuracy", "attack": "worst case", "value": None}):
         assert "These results hold no accuracy" in of_rows(tmp_path, [nothing]).text
 

@@ -16,7 +16,7 @@ from ._words import GAP, beta_words, ends, number, paper_share, percent, series,
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the run found, in plain words.  kind: whose figure it is, the worst case or one attack's."""
+    """What the run found, in plain words.  kind: whose figure it is, the worst case, one attack's or a proof's."""
 
     kind: str
     headline: Markup
@@ -36,7 +36,9 @@ class Flag:
     first: bool
 
 
-def verdict_of(clean: list[Row], worst: list[Row], single: list[Row], units: str, items: str) -> Verdict:
+def verdict_of(
+    clean: list[Row], certified: list[Row], worst: list[Row], single: list[Row], units: str, items: str
+) -> Verdict:
     if worst:
         chosen = _at_one_budget(least_of(_fairly(worst)))
         note = Markup("Every attack and value set counts: a test {} is lost as soon as one of them breaks it. {}")
@@ -51,6 +53,12 @@ def verdict_of(clean: list[Row], worst: list[Row], single: list[Row], units: str
         words = note.format(attack_of(found), _setting(found), which, _choice(chosen, single, units))
         kind = f"{'Single attacks' if several else 'One attack'}, no worst case"
         return Verdict(kind, _headline(chosen, units, items), (words,), who(chosen[0]))
+    if certified:
+        chosen = _at_one_budget(certified)
+        note = Markup("This is proven, so a lower bound; no attack was run. {}").format(
+            _choice(chosen, certified, units)
+        )
+        return Verdict("Proven", _headline(chosen[:1], units, items, "is proven to keep"), (note,), who(chosen[0]))
     if clean:
         best = max(clean, key=lambda row: row["value"])
         headline = Markup("{} gets <strong>{}</strong> of {} test {} right; no attack was run.").format(
@@ -91,15 +99,15 @@ def _at_one_budget(rows: list[Row]) -> list[Row]:
     return sorted(budgets[held[-1] if held else shared[0]], key=lambda row: -row["value"])
 
 
-def _headline(chosen: list[Row], units: str, items: str) -> Markup:
+def _headline(chosen: list[Row], units: str, items: str, keeps: str = "keeps") -> Markup:
     best, *others = chosen
     if len(others) > 2:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
         rivals = [row for row in others if (row.get("k") == 0) != (best.get("k") == 0)] or others
         others = rivals[:1] + ([min(rivals[1:], key=lambda row: row["value"])] if rivals[1:] else [])
-    words = "{} keeps <strong>{}</strong> of {} test {} right when {} set to any value{}"
-    sentence = Markup(words).format(
-        who(best), figure_words(best), number(best.get("n")), items, _changes(best.get("budget"), units), _within(best)
+    changes = _changes(best.get("budget"), units) + " set to any value" + _within(best)
+    sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {}").format(
+        who(best), keeps, figure_words(best), number(best.get("n")), items, changes
     )
     rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row["value"])) for row in others]
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."

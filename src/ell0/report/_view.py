@@ -123,7 +123,7 @@ def view(run: Run) -> View:
     styles = {name: i for i, name in enumerate(order)}
     units = "pixels" if _is_pixels(run) else "inputs"
     items = "images" if _is_images(run) else "rows"
-    verdict = verdict_of(clean, worst, single, units, items)
+    verdict = verdict_of(clean, certified, worst, single, units, items)
     return View(
         name=run.results.name,
         state=_state(run),
@@ -227,7 +227,7 @@ def _column(words: str, rows: list[Row]) -> Column:
 def _about(row: Row) -> str:
     words = [] if row.get("k") is None else [f"k = {number(row['k'])}"]
     if row.get("adversarial") is not None:
-        words.append("adversarial training" if row["adversarial"] else "clean training")
+        words.append("adversarial training" if row["adversarial"] else "no attack in training")
     return ", ".join(words)
 
 
