@@ -16,16 +16,24 @@ from ._common import Device, Json, Quiet, check_out, command_words, hand_over, u
 
 app = App(name="bench", help="Benchmarks: ratios in one run, of checked results.")
 
+Out = Annotated[Path | None, Parameter(help="Write the results file here.")]
+Root = Annotated[Path | None, Parameter(help="Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.")]
+RequireMnist = Annotated[bool, Parameter(negative="", help="Stop where MNIST is not found, and let nothing stand in.")]
+Threads = Annotated[
+    int | None,
+    Parameter(help="Processor threads, at most one for each processor; without it, as many as torch takes."),
+]
+
 
 @app.command(name="layer")
 def bench_layer(
     *,
     device: Device = "cpu",
     quick: Annotated[bool, Parameter(negative="")] = False,
-    out: Path | None = None,
-    root: Path | None = None,
-    require_mnist: Annotated[bool, Parameter(negative="")] = False,
-    threads: int | None = None,
+    out: Out = None,
+    root: Root = None,
+    require_mnist: RequireMnist = False,
+    threads: Threads = None,
     seed: int = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -42,28 +50,13 @@ def bench_layer(
         cpu, or cuda: batches of 8,192 on a GPU, beside what the card can do.
     quick
         k = 10, initial weights, two kinds of input: under a minute.
-    out
-        Write the results file here.
-    root
-        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
-    require_mnist
-        Stop where MNIST is not found, and let nothing stand in.
-    threads
-        Processor threads, at most one for each processor; without it, as many as torch takes.
     seed
         Of inputs and weights, 0 to 2**64 - 1.
     """
-    from .. import bench
-
-    use_threads(threads)
-    if out is not None:
-        check_out(out)
-    console = Console(stderr=True, quiet=quiet)
-    options: dict[str, Any] = {"device": device, "quick": quick, "require_mnist": require_mnist, "seed": seed}
-    command = command_words("ell0 bench layer", bench_layer, options | {"threads": threads})
-    with console.status("") as status:
-        results = bench.layer(**options, root=root, command=command, progress=lambda line: status.update(line))
-    hand_over(results, out, as_json, console, _show_layer)
+    _run(
+        bench_layer, _show_layer, out, root, threads, as_json, quiet,
+        device=device, quick=quick, require_mnist=require_mnist, seed=seed,
+    )  # fmt: skip
 
 
 @app.command(name="train")
@@ -73,10 +66,10 @@ def bench_train(
     steps: int = 64,
     rounds: int = 7,
     batch: int = 256,
-    out: Path | None = None,
-    root: Path | None = None,
-    require_mnist: Annotated[bool, Parameter(negative="")] = False,
-    threads: int | None = None,
+    out: Out = None,
+    root: Root = None,
+    require_mnist: RequireMnist = False,
+    threads: Threads = None,
     seed: int = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -96,35 +89,13 @@ def bench_train(
         Times that each is timed, in turns.
     batch
         Images of a step.
-    out
-        Write the results file here.
-    root
-        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
-    require_mnist
-        Stop where MNIST is not found, and let nothing stand in.
-    threads
-        Processor threads, at most one for each processor; without it, as many as torch takes.
     seed
         Of weights and of the order of images, 0 to 2**64 - 1.
     """
-    from .. import bench
-
-    use_threads(threads)
-    if out is not None:
-        check_out(out)
-    console = Console(stderr=True, quiet=quiet)
-    options: dict[str, Any] = {
-        "device": device,
-        "steps": steps,
-        "rounds": rounds,
-        "batch": batch,
-        "require_mnist": require_mnist,
-        "seed": seed,
-    }
-    command = command_words("ell0 bench train", bench_train, options | {"threads": threads})
-    with console.status("") as status:
-        results = bench.train(**options, root=root, command=command, progress=lambda line: status.update(line))
-    hand_over(results, out, as_json, console, _show_train)
+    _run(
+        bench_train, _show_train, out, root, threads, as_json, quiet,
+        device=device, steps=steps, rounds=rounds, batch=batch, require_mnist=require_mnist, seed=seed,
+    )  # fmt: skip
 
 
 @app.command(name="certify")
@@ -136,10 +107,10 @@ def bench_certify(
     steps: int = 16,
     rounds: int = 3,
     batch: int = 256,
-    out: Path | None = None,
-    root: Path | None = None,
-    require_mnist: Annotated[bool, Parameter(negative="")] = False,
-    threads: int | None = None,
+    out: Out = None,
+    root: Root = None,
+    require_mnist: RequireMnist = False,
+    threads: Threads = None,
     seed: int = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -163,37 +134,14 @@ def bench_certify(
         Times that each is timed, in turns.
     batch
         Images of a step.
-    out
-        Write the results file here.
-    root
-        Where MNIST lies; without MNIST, digits drawn at 28 x 28 stand in.
-    require_mnist
-        Stop where MNIST is not found, and let nothing stand in.
-    threads
-        Processor threads, at most one for each processor; without it, as many as torch takes.
     seed
         Of weights and of the order of images, 0 to 2**64 - 1.
     """
-    from .. import bench
-
-    use_threads(threads)
-    if out is not None:
-        check_out(out)
-    console = Console(stderr=True, quiet=quiet)
-    options: dict[str, Any] = {
-        "device": device,
-        "images": images,
-        "epochs": epochs,
-        "steps": steps,
-        "rounds": rounds,
-        "batch": batch,
-        "require_mnist": require_mnist,
-        "seed": seed,
-    }
-    command = command_words("ell0 bench certify", bench_certify, options | {"threads": threads})
-    with console.status("") as status:
-        results = bench.certify(**options, root=root, command=command, progress=lambda line: status.update(line))
-    hand_over(results, out, as_json, console, _show_certify)
+    _run(
+        bench_certify, _show_certify, out, root, threads, as_json, quiet,
+        device=device, images=images, epochs=epochs, steps=steps, rounds=rounds,
+        batch=batch, require_mnist=require_mnist, seed=seed,
+    )  # fmt: skip
 
 
 @app.command(name="attacks")
@@ -205,10 +153,10 @@ def bench_attacks(
     queries: int | None = None,
     epochs: int | None = None,
     reference: Path | None = None,
-    out: Path | None = None,
+    out: Out = None,
     root: Path | None = None,
-    require_mnist: Annotated[bool, Parameter(negative="")] = False,
-    threads: int | None = None,
+    require_mnist: RequireMnist = False,
+    threads: Threads = None,
     seed: int = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -233,14 +181,8 @@ def bench_attacks(
         Of training F(10) on clean images: 5; not with cuda.
     reference
         The file rs_attacks.py of the authors of Sparse-RS; not with cuda. foolbox is compared where it is installed.
-    out
-        Write the results file here.
     root
         Where MNIST lies; without MNIST, digits stand in.
-    require_mnist
-        Stop where MNIST is not found, and let nothing stand in.
-    threads
-        Processor threads, at most one for each processor; without it, as many as torch takes.
     seed
         Of training and attacks, 0 to 2**64 - 1.
     """
@@ -272,6 +214,31 @@ def bench_attacks(
         # A line stays: it may say that a peer failed.
         results = run(**given, root=root, command=command, progress=lambda line: console.out(line, highlight=False))
     hand_over(results, out, as_json, console, _show_attacks)
+
+
+def _run(
+    command: Callable[..., None],
+    show: Callable[[Results], None],
+    out: Path | None,
+    root: Path | None,
+    threads: int | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Runs the benchmark of a command's name with its options, and hands its results over."""
+    from .. import bench
+
+    use_threads(threads)
+    if out is not None:
+        check_out(out)
+    console = Console(stderr=True, quiet=quiet)
+    name = command.__name__.removeprefix("bench_")
+    words = command_words(f"ell0 bench {name}", command, options | {"threads": threads})
+    with console.status("") as status:
+        run = getattr(bench, name)
+        results = run(**options, root=root, command=words, progress=lambda line: status.update(line))
+    hand_over(results, out, as_json, console, show)
 
 
 def _show_layer(results: Results) -> None:
