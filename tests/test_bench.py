@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ell0 import L0Ball, bench, data, models, ops
+from ell0 import L0Ball, bench, certify, data, models, ops
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.bench import _attacks, _certify, _gpu, _layer, _speed, _train
 from ell0.bench._timing import timed
@@ -20,6 +20,8 @@ from ell0.evaluation import WHITE_BOX
 from ell0.nn import TruncatedLinear
 from ell0.ops import reference
 from ell0.results import Results
+from ell0.train import TrainConfig
+from ell0.train._step import Stepper
 
 
 def test_topk_baseline_is_the_layer() -> None:
@@ -84,8 +86,16 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(_certify, "LEARNT", 600)
     lines: list[str] = []
     options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32, "root": tmp_path}
+    learnt: list[object] = []
+
+    def watched(model: nn.Module, config: TrainConfig, stage: Any) -> Stepper:
+        learnt.append(stage)
+        return Stepper(model, config, stage=stage)
+
+    monkeypatch.setattr(_certify, "Stepper", watched)
     results = bench.certify(**options, progress=lines.append)
     assert lines
+    assert learnt == [None, certify.Objective(10, ramp=0).at(0, 1), certify.Objective(10, ramp=0, quick=True).at(0, 1)]
     assert {row["data"] for row in results.rows} == {"digits28"}
     for method in ("ibp", "best"):
         row = results.find(what="certificates", method=method, k=100, images=60, budget=32, hidden=24)
@@ -96,12 +106,19 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(ValueError, match="images and batch must be at most the 1437 images of digits28, got 1438 and"):
         bench.certify(**options | {"images": 1438})
 
-    def wrong(*_: Any, method: str, **__: Any) -> Tensor:
+    asked: list[str] = []
+
+    def lower(*_: Any, method: str, **__: Any) -> Tensor:
         return torch.full((50,), 3 - (method == "best"))
 
-    monkeypatch.setattr(_certify, "radius", wrong)
-    with pytest.raises(AssertionError, match='"best" must be at least those by "ibp"'):
-        bench.certify(**options)
+    def other(*_: Any, method: str, **__: Any) -> Tensor:
+        asked.append(method)
+        return torch.full((50,), len(asked))
+
+    for radius, said in ((lower, '"best" must be at least those by "ibp"'), (other, "the same on a processor")):
+        monkeypatch.setattr(_certify, "radius", radius)
+        with pytest.raises(AssertionError, match=said):
+            bench.certify(**options | {"epochs": 1})
 
 
 def test_peak_memory_is_told() -> None:

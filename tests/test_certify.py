@@ -902,6 +902,26 @@ class Own(nn.Linear):
         return super().forward(x) * 2
 
 
+class Falling(InputClamp):
+    """No clamp that keeps the order of numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+class Backwards(InputScale):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 - super().forward(x)
+
+
+def test_a_scale_bounds_nobody() -> None:
+    x, _ = data()
+    network = Network.read(nn.Sequential(InputScale(), *small()).eval(), x)
+    reach = Reach.of(x, L0Ball(1, low=-inf, high=inf), network.rising)
+    assert reach.any_value
+    assert not reach.bounded
+
+
 def with_hook() -> nn.Module:
     model = small()
     model[1].register_forward_hook(lambda *_: None)
@@ -920,6 +940,9 @@ def with_hook() -> nn.Module:
         (lambda: nn.Sequential(nn.ReLU(), nn.Flatten()).eval(), "before any"),
         (lambda: nn.Sequential(nn.Flatten()).eval(), "got none"),
         (lambda: nn.Sequential(nn.Linear(12, 3)).eval(), "no certificate exists: a plain Linear"),
+        (lambda: nn.Sequential(InputScale(), nn.Linear(12, 3)).eval(), "no certificate exists: a plain Linear"),
+        (lambda: nn.Sequential(Falling(), *small()).eval(), r"layer '0' \(Falling\) before any"),
+        (lambda: nn.Sequential(Backwards(), *small()).eval(), r"layer '0' \(Backwards\) before any"),
         (lambda: small(dtype=torch.float64), "dtype and device"),
         (lambda: nn.Sequential(TruncatedLinear(13, 3, 2)).eval(), "13 numbers a row"),
         (lambda: nn.Sequential(*small(), nn.Flatten(0)).eval(), "flatten whole rows"),

@@ -269,6 +269,6 @@ def test_input_scale_maps_its_ends_to_0_and_1_and_keeps_the_order(low: float, sp
 def test_input_scale_shows_its_ends_and_refuses_wrong_ones() -> None:
     assert "low=-1.0, high=-0.8" in repr(InputScale(-1.0, -0.8))
     for low, high in ((1.0, 0.0), (0.5, 0.5), (nan, 1.0), (0.0, nan), (0.0, inf), (-inf, 0.0), (-1e308, 1e308)):
-        message = f"low and high must be finite, low below high, got low={low!r} and high={high!r}"
+        message = f"low must be below high, by a float32 number, got low={low!r} and high={high!r}"
         with pytest.raises(ValueError, match=re.escape(message)):
             InputScale(low, high)

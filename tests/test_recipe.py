@@ -286,6 +286,7 @@ def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) ->
         ("k = 0\n", "k = 0\nclamp = [1.0]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0.5, 0.5]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", 'k = 0\nclamp = ["a", 1]\n', "model: clamp must be true, false or two numbers [low, high], low "),
+        ("k = 0\n", "k = 0\nclamp = [0, 1e-42]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = 2\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean it by 'budget'?"),

@@ -162,7 +162,11 @@ def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture
     assert row["value"] == results.find(classifier="whole", **what)["value"]
     for old, new, said in (
         ('unit = "pixel"\n[[cl', 'unit = "pixle"\n[[cl', "did you mean 'pixel'"),
-        ('unit = "pixel"\n[[cl', 'unit = "pixel"\nquick = true\n[[cl', "quick must be False unless the first layer is"),
+        (
+            'unit = "pixel"\n[[cl',
+            'unit = "pixel"\nquick = true\n[[cl',
+            "whole: quick must be False unless the first",
+        ),
         (
             "budgets = [1, 2]",
             "budgets = [3]",

@@ -40,8 +40,8 @@ def adaptive(
     tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
     better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
     mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
-    without such a layer at its input is scored by its gradient, straight through truncations further on. Behind an
-    `InputClamp` a value beyond it is scored as the end of it.
+    without such a layer at its input, or with an `InputScale` before it, is scored by its gradient, straight through
+    truncations further on. Behind an `InputClamp` a value beyond it is scored as the end of it.
 
     Args:
         queries: for each row; a backward pass counts one.

@@ -183,13 +183,14 @@ class InputScale(nn.Module):
     A network learns more easily from numbers of the size of 1; what it can express is the same.
 
     Args:
-        low, high: finite numbers, ``low < high``; by default those of images here.
+        low, high: numbers, ``low < high``, as far apart as float32 can tell; by default those of images here.
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
         super().__init__()
-        if not (low < high and math.isfinite(high - low)):
-            raise ValueError(f"low and high must be finite, low below high, got low={low!r} and high={high!r}")
+        numbers = torch.finfo(torch.float32)
+        if not numbers.tiny <= high - low <= numbers.max:
+            raise ValueError(f"low must be below high, by a float32 number, got low={low!r} and high={high!r}")
         self.low, self.high = low, high
 
     def forward(self, x: Tensor) -> Tensor:

@@ -46,7 +46,10 @@ def _clamp(value: Any) -> bool | tuple[float, float] | None:
     """Whether images are clipped to their range; or the ends to which they are, and which then become 0 and 1."""
     if isinstance(value, list) and len(value) == 2:
         low, high = map(NUMBER.read, value)
-        return (low, high) if low is not None and high is not None and low < high else None
+        try:
+            return (low, high) if low is not None and high is not None and InputScale(low, high) else None
+        except ValueError:
+            return None
     return FLAG.read(value)
 
 

@@ -271,6 +271,8 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
                 f"{one.name}: the model must take rows of shape {seen} to at least {classes} classes, got {sees}"
             )
         build(words)
+        if isinstance(one.objective, certify.Objective):
+            _check_objective(one, build(words, seed=0), *(part[:1] for part in data.train))
     for task in recipe.tasks():
         measure = task.measure
         split = data.validation if measure.split == "validation" else data.test
@@ -285,6 +287,17 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
         if measure.what == "certified_accuracy":
             assert split is not None
             _check_certified(task, build(_words(task.classifier, data), seed=0), split[0][:1])
+
+
+def _check_objective(one: Classifier, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raises where the network has no bound to be trained on, before others are trained."""
+    assert one.objective is not None
+    last = one.training.epochs - 1
+    try:
+        with torch.no_grad():
+            one.objective.at(last, one.training.epochs)(network, x, y)
+    except ValueError as error:
+        raise ValueError(f"{one.name}: {error}") from error
 
 
 def _check_certified(task: Task, network: nn.Module, x: torch.Tensor) -> None:
