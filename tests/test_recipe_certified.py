@@ -385,6 +385,24 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
     assert "F 1 (0\N{EN DASH}2)" in part.words
 
 
+def test_the_curves_are_those_of_the_same_rows() -> None:
+    """Of fewer rows more may be lost than is proven of all."""
+    certified = [certified_row(m, value, n=100) for m, value in ((1, 0.9), (2, 0.8), (3, 0.1))]
+    worst: list[Row] = [
+        {**certified_row(m, value), "attack": "worst case", "beta": 1.0, "n": 10, "certified": proven}
+        for m, value, proven in ((1, 0.8, 0.7), (2, 0.6, 0.5))
+    ]
+    for rows, points, note in (
+        (worst, [(1, 70.0), (2, 50.0)], "any value; the 10 rows that were attacked"),
+        ([row | {"n": 100} for row in worst], [(1, 90.0), (2, 80.0), (3, 10.0)], "any value"),
+    ):
+        (chart,) = certified_part(certified, [], rows, "inputs").charts
+        proven, attacked = chart.series
+        assert chart.note == note
+        assert [(p.x, p.y) for p in proven.points] == points
+        assert [(p.x, p.y) for p in attacked.points] == [(1, 80.0), (2, 60.0)]
+
+
 def test_pixels_stand_apart_from_features() -> None:
     row: Row = {"what": "robust_accuracy", "classifier": "F", "attack": "worst case", "beta": 1.0, "n": 10}
     part = other_units_part([row | {"unit": "pixel", "budget": 20, "value": 0.5}], "pixel")

@@ -115,12 +115,19 @@ def _attacked(row: Row, worst: list[Row]) -> Row | None:
 
 
 def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Chart]:
-    """For each classifier and box what is proven and, above it, what stands."""
+    """For each classifier and box what is proven and, above it, what stands.
+
+    Where fewer rows were attacked than certified, the chart is of those, as far as their proven share is known.
+    """
     for (name, terms), rows in grouped(certified, lambda row: (who(row), _terms(row, units))):
         rows = sorted(rows, key=lambda row: row["budget"])
         if len(rows) < 2:
             continue
         attacked = [one for row in rows if (one := _attacked(row, worst)) is not None]
+        sizes = {one.get("n") for one in attacked}
+        if len(sizes) == 1 and sizes != {row.get("n") for row in rows} and all("certified" in one for one in attacked):
+            terms += f"; the {number(sizes.pop())} rows that were attacked"
+            rows = [{"budget": one["budget"], "value": one["certified"]} for one in attacked]
         both = [Series("certified", 0, [_point(row, units) for row in rows])]
         if attacked:
             both.append(Series("stands under attack", 1, [_point(row, units) for row in attacked]))
