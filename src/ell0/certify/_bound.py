@@ -39,18 +39,24 @@ class Bounder:
         return bound, self._slack(reach, budgets, passed, goals)
 
     def at(
-        self, reach: Reach, budgets: Tensor, goals: Tensor, method: Method, first: Interval | None = None
+        self,
+        reach: Reach,
+        budgets: Tensor,
+        goals: Tensor,
+        method: Method,
+        first: Interval | None = None,
+        value: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Below ``goals @ logits`` at one budget a row, and the slack for rounding: two ``(n, c)``.
 
-        budgets: ``(n,)``.  goals: ``(n, c, classes)``.  first: the interval of the first layer, where it is known,
-        ``(n, h)`` each.
+        budgets: ``(n,)``.  goals: ``(n, c, classes)``.  first: the interval of the first layer, and value: its outputs
+        for x itself, where they are known, ``(n, h)`` each.
         """
         column = budgets.unsqueeze(1)
         low, high = first or (end.squeeze(1) for end in self.first.interval(reach, column))
         passed = intervals(self.network.head, (low, high))
         drop = partial(self.first.drop, reach, budgets)
-        bound = below(self.network, reach, passed, drop, goals, method)
+        bound = below(self.network, reach, passed, drop, goals, method, value)
         return bound, self._slack(reach, column, passed, goals).squeeze(1)
 
     def _slack(self, reach: Reach, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
@@ -79,10 +85,12 @@ def below(
     drop: Callable[[Tensor], Tensor],
     goals: Tensor,
     method: Method,
+    value: Tensor | None = None,
 ) -> Tensor:
     """Below ``goals @ logits``: ``(n, c)``.
 
     passed: what `intervals` found from the interval of the first layer.  drop: its `First.drop`, of the head alone.
+    value: its outputs for x, ``(n, h)``, where they are known.
     """
     head, found = network.head, []
     if method != "crown":
@@ -90,7 +98,8 @@ def below(
     if method != "ibp":
         slopes, constants, _ = backward(head, passed, goals)
         apart = _over_box(slopes, *(end.unsqueeze(1) for end in passed[0])).squeeze(1)
-        now = (slopes @ network.first.value(reach.x.to(slopes.dtype)).unsqueeze(-1)).squeeze(-1)
+        value = network.first.value(reach.x.to(slopes.dtype)) if value is None else value
+        now = (slopes @ value.unsqueeze(-1)).squeeze(-1)
         found.append(torch.maximum(apart, now - drop(slopes)) + constants)
     return torch.stack(found).amax(0)
 

@@ -187,20 +187,22 @@ def _radius(bounder: Bounder, reach: Reach, goals: Tensor, cap: int, method: Met
     """The largest budget up to cap proven for each row, all right at 0: ``(n,)``."""
 
     def holds(rows: Tensor, budgets: Tensor, method: Method) -> Tensor:
-        known = None
-        if swept is not None and bool((budgets <= swept[0].shape[1]).all()):
-            known = swept[0][rows, budgets - 1], swept[1][rows, budgets - 1]
-        bound, slack = bounder.at(reach[rows], budgets, goals[rows], method, known)
+        known, value = None, None
+        if swept is not None:
+            low, high = swept
+            known = (low[rows, budgets], high[rows, budgets]) if bool((budgets < low.shape[1]).all()) else None
+            value = low[rows, 0]
+        bound, slack = bounder.at(reach[rows], budgets, goals[rows], method, known, value)
         return ((bound > slack) | own[rows]).all(-1)
 
     own = ~goals.any(-1)  # the goal of a row's own class is 0
-    swept: Interval | None = None  # of all rows at the budgets 1, 2, ...
+    swept: Interval | None = None  # of all rows at the budgets 0, 1, 2, ...
 
     best = torch.zeros(len(reach.x), dtype=torch.int64, device=reach.x.device)
     if method != "crown" and bounder.first.sweeps(reach):
         rows = torch.arange(len(best), device=best.device)
-        for start in range(1, cap + 1, SWEEP):
-            asked = torch.arange(start, min(start + SWEEP, cap + 1), device=best.device)
+        for start in range(0, cap + 1, SWEEP + 1):
+            asked = torch.arange(start, min(start + SWEEP, cap) + 1, device=best.device)
             if len(rows):
                 budgets = asked.expand(len(rows), -1)
                 first = bounder.first.interval(reach[rows], budgets)
