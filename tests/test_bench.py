@@ -83,7 +83,7 @@ def test_mnist_can_be_required(tmp_path: Path) -> None:
 
 def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_certify, "HIDDEN", 24)
-    monkeypatch.setattr(_certify, "LEARNT", 600)
+    monkeypatch.setattr(_certify, "MANY", 600)
     lines: list[str] = []
     options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32, "root": tmp_path}
     learnt: list[object] = []
@@ -105,7 +105,11 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
         assert results.find(what=f"step, {bound} bound", to="plain step", mode="eager")["value"] > 0
     with pytest.raises(ValueError, match="images and batch must be at most the 1437 images of digits28, got 1438 and"):
         bench.certify(**options | {"images": 1438})
+    monkeypatch.setattr(_certify, "MANY", 10_000)
+    monkeypatch.setattr(_certify, "CHECKED", 2)
+    assert bench.certify(**options | {"images": None, "epochs": 1}).rows[0]["images"] == 1437
 
+    monkeypatch.setattr(_certify, "MANY", 600)
     asked: list[str] = []
 
     def lower(*_: Any, method: str, **__: Any) -> Tensor:

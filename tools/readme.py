@@ -406,12 +406,11 @@ def certified() -> str:
         " chosen on the validation split, and the rivals were not given one. A misclassified image has the radius -1."
         f" Published medians: {_published('mnist-rivals')}; published for values in [0, 1] by sparse IBP: 90.7 % at 4"
         " with clean 97.2 %, 75.6 % at 10 with clean 94.6 %.",
-        "",
     ]
     sandwich = Results.load(ROOT / "results" / "mnist-sandwich.json")
     within = [sandwich.find(attack="worst case", budget=budget, beta=100.0) for budget in (4, 8, 12, 16)]
     gaps = [f"{100 * row['certified']:.1f} and {100 * row['value']:.1f} % at {row['budget']}" for row in within]
-    lines[-1:] = [
+    lines += [
         "How much more is true than proven? Of a narrower network for 10 changes, trained in"
         f" {sandwich.find(what='training_seconds')['value'] / 60:.0f} minutes on {sandwich.device}, what is proven and"
         f" what all attacks together leave of {within[0]['n']:,} test images, values to 100 ({within[0]['queries']:,}"

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import models
 from ..attacks.contract import check_count
 from ..certify import Objective, radius
 from ..nn import InputClamp
@@ -18,7 +17,7 @@ from ..results import Results
 from ..train import TrainConfig, fit
 from ..train._step import GraphStepper, Stepper
 from ._device import Device, card, check_device
-from ._layer import check_seed, load_images
+from ._layer import check_seed, load_images, seeded
 from ._timing import Progress, Timing, timed, timer
 
 HIDDEN, K, MOST = 512, 100, 32
@@ -26,14 +25,16 @@ TRAINED = 8
 """Changes that the network with certificates is trained for."""
 BUDGET = 10
 """Changes that the bound of the timed steps allows."""
-LEARNT = 10_000  # images
-CHECKED = 50  # images whose radius is found again, alone and on the processor
+MANY = 10_000
+"""Images that are certified, and others that the network is trained on, where there are as many."""
+CHECKED = 50
+"""Images whose radius is found again, alone and on the processor."""
 
 
 def certify(
     *,
     device: Device = "cpu",
-    images: int = 10_000,
+    images: int | None = None,
     epochs: int = 6,
     steps: int = 16,
     rounds: int = 3,
@@ -52,35 +53,39 @@ def certify(
     bound for 10 changes exact or quick, on a GPU replayed from a CUDA graph.
 
     Args:
-        images: at most as many as there are.  epochs: of the training.
+        images: at most as many as there are; None: 10,000, or all where there are fewer.  epochs: of the training.
         steps: timed together.  batch: images of a step.  rounds: of everything, in turns.
         require_mnist: lets nothing stand in for MNIST.
     """
     given = {"images": images, "epochs": epochs, "steps": steps, "rounds": rounds, "batch": batch}
     for argument, value in given.items():
-        check_count(argument, value)
+        if value is not None:
+            check_count(argument, value)
     check_seed(seed)
     place = check_device(device)
     start = time.perf_counter()
     results = Results.here(f"bench-certify-{card(place)}", command, seeds=[seed], device=place)
     name, x, y = load_images(root, require_mnist)
+    images = min(MANY, len(x)) if images is None else images
     if max(images, batch) > len(x):
         raise ValueError(f"images and batch must be at most the {len(x)} images of {name}, got {images} and {batch}")
     x, y = x.to(place), y.to(place)
     what: dict[str, Any] = {"data": name, "hidden": HIDDEN}
 
     progress(f"training 784-{HIDDEN}({K})-10 on the bound")
-    network = _made(seed, K).to(place)
+    network = seeded(K, seed, hidden=(HIDDEN,)).to(place)
     config = TrainConfig(epochs, batch, (0.002,), schedule="cosine", warm_up=0.1, optimizer="adam", seed=seed)
-    fit(network, (x[-LEARNT:], y[-LEARNT:]), config, objective=Objective(TRAINED, ramp=0.5))
+    fit(network, (x[-MANY:], y[-MANY:]), config, objective=Objective(TRAINED, ramp=0.5))
     network.eval()
     progress("radii, here and on a processor")
     _check(network, x[:CHECKED], y[:CHECKED])
     progress(f"certificates of {images} images")
-    rows = x[:images], y[:images]
-    calls = {method: partial(_radii, network, *rows, method) for method in ("ibp", "best")}
-    found = {method: call() for method, call in calls.items()}
-    timing = timed(calls, rounds)
+    found: dict[str, Tensor] = {}
+
+    def certificates(method: str) -> None:
+        found[method] = _radii(network, x[:images], y[:images], method)
+
+    timing = timed({method: partial(certificates, method) for method in ("ibp", "best")}, rounds)
     for method, radii in found.items():
         seconds = timing.seconds[method]
         results.add(
@@ -97,9 +102,9 @@ def certify(
     }
     learners: dict[str, Stepper] = {}
     for key, stage in stages.items():
-        model = nn.Sequential(InputClamp(), *_made(seed, 0)).to(place)
-        on_gpu = place.type == "cuda"
-        learners[key] = GraphStepper(model, config, *part, stage) if on_gpu else Stepper(model, config, stage=stage)
+        model = nn.Sequential(InputClamp(), *seeded(0, seed, hidden=(HIDDEN,))).to(place)
+        graph = place.type == "cuda"
+        learners[key] = GraphStepper(model, config, *part, stage) if graph else Stepper(model, config, stage=stage)
     loops = timer(place)({key: partial(_loop, each, part, steps) for key, each in learners.items()}, rounds)
     timing = Timing({key: [each / steps for each in seconds] for key, seconds in loops.seconds.items()})
     for key in ("exact bound", "quick bound"):
@@ -109,12 +114,6 @@ def certify(
         )  # fmt: skip
     results.seconds = round(time.perf_counter() - start, 1)
     return results
-
-
-def _made(seed: int, k: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return models.mlp(k, hidden=(HIDDEN,))
 
 
 def _radii(network: nn.Module, x: Tensor, y: Tensor, method: str) -> Tensor:

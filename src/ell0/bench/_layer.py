@@ -110,11 +110,11 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def seeded(k: int, seed: int) -> torch.nn.Sequential:
-    """F(k) from a seed, without touching the caller's generator."""
+def seeded(k: int, seed: int, **words: Any) -> torch.nn.Sequential:
+    """F(k) from a seed, without touching the caller's generator.  words: others of `models.mlp`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return models.mlp(k)
+        return models.mlp(k, **words)
 
 
 def first_layer(model: torch.nn.Sequential) -> tuple[Tensor, Tensor]:

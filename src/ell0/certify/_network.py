@@ -29,7 +29,6 @@ class Network:
     """``head(first(rising(x)))``; layers that do nothing in eval mode are left out.
 
     rising: what happens to each number by itself, and keeps the order of two numbers.
-
     shape: of a row as the attacked layer sees it. The outputs of a convolution go flat into the head, which begins with
     their shape.
     """

@@ -102,7 +102,7 @@ def bench_train(
 def bench_certify(
     *,
     device: Device = "cpu",
-    images: int = 10_000,
+    images: int | None = None,
     epochs: int = 6,
     steps: int = 16,
     rounds: int = 3,
@@ -125,7 +125,7 @@ def bench_certify(
     device
         cpu, or cuda: a GPU, with steps replayed from a CUDA graph.
     images
-        Images that are certified.
+        Images that are certified: 10,000, or all where there are fewer.
     epochs
         Of training the network with certificates, on 10,000 images.
     steps

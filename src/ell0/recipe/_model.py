@@ -46,10 +46,13 @@ def _clamp(value: Any) -> bool | tuple[float, float] | None:
     """Whether images are clipped to their range; or the ends to which they are, and which then become 0 and 1."""
     if isinstance(value, list) and len(value) == 2:
         low, high = map(NUMBER.read, value)
+        if low is None or high is None:
+            return None
         try:
-            return (low, high) if low is not None and high is not None and InputScale(low, high) else None
+            InputScale(low, high)
         except ValueError:
             return None
+        return low, high
     return FLAG.read(value)
 
 
