@@ -289,9 +289,9 @@ def check_attack_in_the_step() -> None:
         eager.step(x, y)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    config = replace(CONFIG, epochs=4, rates=(0.02,), precision="bf16")
+    config = replace(CONFIG, epochs=10, rates=(0.002,), precision="bf16")
     training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5, ramp=0.7))
-    assert training.epochs[-1].train_accuracy > training.epochs[0].train_accuracy
+    assert training.epochs[-1].train_accuracy > 0.9, [epoch.train_accuracy for epoch in training.epochs]
 
 
 def learnt_vgg(x: Tensor, y: Tensor) -> nn.Module:
