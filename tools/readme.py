@@ -319,6 +319,7 @@ def cifar() -> str:
     row = best.find(**worst, unit="pixel")
     seen = {"what": "robust_accuracy", "attack": "sparse_rs", "unit": "pixel"}
     others = [f"{100 * one.find(**seen)['value']:.0f} %" for one in (few, many_, trades)]
+    quoted = " and ".join(f"{one['classifier']} {100 * one['value']:.1f} %" for one in recipe.load(table1.name).quoted)
     ten = {"what": "robust_accuracy", "classifier": "VGG(10)", "unit": "feature"}
     kinds = ({"attack": "sparse_rs", "queries": 5000}, {"attack": "worst case", "beta": 1.0})
     found = [earlier.find(**ten, **kind, budget=budget) for kind in kinds for budget in budgets]
@@ -336,8 +337,8 @@ def cifar() -> str:
         f" {best.find(what='training_seconds')['value']:.0f} s beside other runs"
         " by TRADES, against 120 pixels that Sparse-PGD changes anew in every step. It was chosen on the validation"
         f" split, where {others[2]} stand under Sparse-RS with 20 pixels; of networks trained on an X' made before"
-        f" every epoch with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: sTRADES 61.7 %"
-        " and Fast-LS-l0 63.0 %, PreActResNet18 under sAA.",
+        f" every epoch with 40 or 120 pixels {others[0]} and {others[1]}. Others report for 20 pixels: {quoted},"
+        " PreActResNet18 under sAA.",
         f"Measured on {table1.device}, by `{table1.command}`, `{table2.command}`, `{best.command}`, `{epochs.command}`,"
         f" `{grey.command}`, `{black.command}`, `{base.command}`, `{few.command}`, `{many_.command}` and"
         f" `{trades.command}`.",

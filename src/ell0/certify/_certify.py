@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation import Share
+from ..precision import dense_products
 from ..threat import L0Ball, describe
 from ._bound import Bounder, Method, below, margin_goals
 from ._head import Interval, intervals
@@ -81,8 +82,9 @@ def radius(
     Result ``(n,)`` int64, -1 where the model gives another answer to x itself. The statement is about the model as it
     predicts, in float32: a margin counts as proven if the bound, made in float64, exceeds what rounding can do to the
     model's sums in any order, wherever in the ball. It does not hold for TF32, which torch uses for convolutions on a
-    GPU if nobody says otherwise, under autocast, for convolutions made by transforms (Winograd, FFT), nor for infinite
-    values in several channels of a pixel that a layer sums up, whose sum may be NaN.
+    GPU if nobody says otherwise (here and in `challenge` it is switched off), under autocast, for convolutions made by
+    transforms (Winograd, FFT), nor for infinite values in several channels of a pixel that a layer sums up, whose sum
+    may be NaN.
 
     Args:
         model: an ``nn.Sequential``, nested or not, in eval mode. First, after Flatten, `InputClamp` and `InputScale` at
@@ -109,7 +111,7 @@ def radius(
     bounder, reach = _bounder(network, x, ball)
     result = torch.empty(len(x), dtype=torch.int64, device=x.device)
     for rows in _batches(len(x), batch, progress, _room(bounder, x, max(classes, min(ball.budget, SWEEP)))):
-        with torch.no_grad():
+        with torch.no_grad(), dense_products(x.device, tf32=False):
             right = (model(x[rows]).argmax(1) == y[rows]).nonzero().squeeze(1)
             here = torch.arange(rows.start, rows.stop, device=x.device)[right]
             result[rows] = -1

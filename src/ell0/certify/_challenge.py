@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult
 from ..evaluation import Entry, evaluate
+from ..precision import dense_products
 from ..threat import L0Ball
 from ._certify import ANY_VALUE, Progress
 
@@ -76,7 +77,8 @@ def challenge(
         rows = (radii == budget).nonzero().squeeze(1)
         for box in boxes:
             here = box.part(x, rows, budget)
-            found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
+            with dense_products(x.device, tf32=False):
+                found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
             for row, name in zip(rows.tolist(), found.decided, strict=True):
                 if name is not None:
                     fallen.setdefault(row, name)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,6 +19,7 @@ from torch import nn
 
 from .. import certify, train
 from ..parallel import ALONE, Team
+from ..precision import dense_products
 from ..results import Results, Row, write_whole
 from ..train import AttackStage, Epoch
 from ._data import Splits, splits
@@ -165,13 +166,20 @@ class _Run:
         found = self._team.once(partial(load_found, path, weights))
         if found is None or not all(self._has(row) for row in task.rows()):
             known = [one for other, some in self._found if _share_rows(task, other) for one in some]
-            rows, found = measured(task, subject, known)
+            with self._precision(task):
+                rows, found = measured(task, subject, known)
             self._team.once(partial(save_found, path, weights, found))
             for one, other in product(found, known):
                 one.check(other)
             self._keep(rows)
         self._found.append((task, found))
         self._team.once(subject.forget)
+
+    def _precision(self, task: Task) -> AbstractContextManager[None]:
+        """Attacks see float32 where a certificate, which is about it, is to be compared with them."""
+        one = task.classifier
+        proven = any(t.measure.what == "certified_accuracy" and t.classifier.name == one.name for t in self._tasks)
+        return dense_products(self._place, tf32=False) if proven and not one.votes else nullcontext()
 
     def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
         """Tells of a new stage, and gives what tells of the training in it."""

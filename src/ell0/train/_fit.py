@@ -18,13 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn import folded, prepared
 from ..parallel import ALONE, Team
+from ..precision import dense_products
 from ..threat import describe
 from ._append import Attack, Found, TrainingSet, generator, rehearse, search
 from ._augment import AUGMENTS
 from ._config import TrainConfig
 from ._folder import Folder, parts
 from ._record import AttackStage, Epoch, Progress, Training, seconds_left
-from ._step import GraphStepper, Objective, Stage, Stepper, attack_precision, dense_precision
+from ._step import GraphStepper, Objective, Stage, Stepper, attack_precision
 
 _VALIDATED = 1000  # rows at a time
 
@@ -115,7 +116,8 @@ def fit(
         return Training(tuple(log), seconds)
     run = _Run(model, data, config, attack, objective, validation, folder, progress, log, seconds, team)
     devices = [device] if device.type == "cuda" else []
-    with _given_back(model), dense_precision(config.precision, device), torch.random.fork_rng(devices):
+    precision = dense_products(device, tf32=config.precision == "tf32")
+    with _given_back(model), precision, torch.random.fork_rng(devices):
         return run.through(device, checkpoint.optimizer if checkpoint else None)
 
 

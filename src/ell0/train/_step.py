@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..parallel import ALONE, Team
-from ._config import Precision, TrainConfig
+from ..precision import dense_products
+from ._config import TrainConfig
 
 Stage = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
 """What a model learns from a batch: scores ``(m, classes)``, largest at the label where the row counts as right, and
@@ -211,26 +212,5 @@ def attack_precision(config: TrainConfig, device: torch.device) -> Iterator[None
     """Inside, models compute as the attack of a training is to see them."""
     precision = config.attack_precision or ("tf32" if config.precision == "tf32" else "fp32")
     rounded = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with dense_precision(precision, device), rounded:
+    with dense_products(device, tf32=precision == "tf32"), rounded:
         yield
-
-
-@contextmanager
-def dense_precision(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Torch's own switches for products in float32 on a GPU; convolutions would be in TF32 if nobody said otherwise."""
-    if device.type != "cuda":
-        yield
-        return
-    # The newer names can always be read, and writing to the older ones keeps both in step.
-    matmul = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    convolution = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    try:
-        _allow_tf32(precision == "tf32", precision == "tf32")
-        yield
-    finally:
-        _allow_tf32(matmul, convolution)
-
-
-def _allow_tf32(matmul: bool, convolution: bool) -> None:
-    torch.set_float32_matmul_precision("high" if matmul else "highest")
-    torch.backends.cudnn.allow_tf32 = convolution
