@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,93 +12,139 @@ import torch
 from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, recipe
-from ell0.certify import _certify, _challenge
-from ell0.precision import dense_products
+from ell0.attacks import sparse_rs
+from ell0.precision import _ALL, dense_products
 from ell0.recipe import _run
 from ell0.recipe._measure import measured
 from ell0.recipe._recipe import Task
+from ell0.train import TrainConfig, fit
 from tiny_recipe import write_recipe
 
-CUDA = torch.device("cuda")
+
+def switches() -> tuple[str, ...]:
+    """Products and convolutions on a GPU, recurrent layers there, products on a processor."""
+    return tuple(switch.fp32_precision for switch in _ALL)
 
 
-def convolutions_round() -> bool:
-    return bool(torch.backends.cudnn.allow_tf32)
+def older() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def set_older(matmul: str, cudnn: bool) -> None:
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def set_one(switch: Any, precision: str) -> None:
+    switch.fp32_precision = precision
 
 
 @pytest.fixture(autouse=True)
 def _switches() -> Iterator[None]:
     """As torch comes, and so again for the next test."""
-    assert (torch.get_float32_matmul_precision(), convolutions_round()) == ("highest", True)
+    before = switches()
+    set_older("highest", True)
     yield
-    assert (torch.get_float32_matmul_precision(), convolutions_round()) == ("highest", True)
+    set_one(torch.backends, "none")
+    set_older("highest", True)
+    for switch, precision in zip(_ALL, before, strict=True):
+        switch.fp32_precision = precision
 
 
+STATES: list[Callable[[], None]] = [
+    partial(set_older, "highest", True),
+    partial(set_older, "high", False),
+    partial(set_older, "medium", True),
+    partial(set_one, _ALL[0], "tf32"),
+    partial(set_one, _ALL[1], "ieee"),
+    partial(set_one, _ALL[3], "bf16"),
+    partial(set_one, torch.backends, "tf32"),
+]
+
+
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_switches_are_set_and_put_back(tf32: bool) -> None:
-    with dense_products(CUDA, tf32=tf32):
-        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
-        assert convolutions_round() == tf32
-    with dense_products(torch.device("cpu"), tf32=not tf32):
-        assert (torch.get_float32_matmul_precision(), convolutions_round()) == ("highest", True)
+def test_the_switches_are_set_and_put_back(state: Callable[[], None], tf32: bool) -> None:
+    state()
+    before = switches()
+    with dense_products(tf32=tf32):
+        assert set(switches()) == {"tf32" if tf32 else "ieee"}
+        assert older() == ("high" if tf32 else "highest", tf32)
+        with dense_products(tf32=not tf32):
+            assert set(switches()) == {"ieee" if tf32 else "tf32"}
+        assert set(switches()) == {"tf32" if tf32 else "ieee"}
+    assert switches() == before
+
+
+@pytest.mark.parametrize("state", STATES[:3])
+def test_the_older_names_say_what_they_said(state: Callable[[], None]) -> None:
+    state()
+    before = older()
+    with dense_products(tf32=False):
+        assert older() == ("highest", False)
+    assert older() == before
 
 
 def test_the_switches_are_put_back_after_an_error() -> None:
+    set_older("medium", True)
+    before = switches()
     with pytest.raises(ValueError, match="from within"):
         _fail()
+    assert switches() == before
 
 
-@dense_products(CUDA, tf32=False)
+@dense_products(tf32=False)
 def _fail() -> None:
     raise ValueError("from within")
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
-    """Has a module set the switches here too."""
-
-    def forced(_: torch.device, *, tf32: bool) -> AbstractContextManager[None]:
-        return dense_products(CUDA, tf32=tf32)
-
-    return lambda module: monkeypatch.setattr(module, "dense_products", forced)
-
-
-def test_certificates_and_their_challenge_see_float32(
-    as_on_a_gpu: Callable[[ModuleType], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_on_a_gpu(_certify)
-    as_on_a_gpu(_challenge)
-    forward, seen = nn.Linear.forward, list[bool]()
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How convolutions would be made wherever a plain layer sees several rows, on a machine where all is rounded."""
+    set_older("medium", True)
+    forward, seen = nn.Linear.forward, list[str]()
 
     def watched(self: nn.Linear, x: Tensor) -> Tensor:
         if len(x) > 1:  # a single row shows how many classes there are
-            seen.append(convolutions_round())
+            seen.append(switches()[1])
         return forward(self, x)
 
+    monkeypatch.setattr(nn.Linear, "forward", watched)
+    return seen
+
+
+def test_certificates_and_their_challenge_see_float32(seen: list[str]) -> None:
     torch.manual_seed(0)
     model, x, ball = nn.Sequential(nn.Linear(4, 3)).eval(), torch.rand(5, 4), L0Ball(1, low=0.0, high=1.0)
     y = model(x).argmax(1)
-    monkeypatch.setattr(nn.Linear, "forward", watched)
+    assert seen == ["tf32"]
+    seen.clear()
     certify.radius(model, x, y, ball)
-    assert set(seen) == {False}
+    assert set(seen) == {"ieee"}
     seen.clear()
     certify.challenge(model, x, y, torch.ones_like(y), ball, ["sparse_rs"])
-    assert set(seen) == {False}
+    assert set(seen) == {"ieee"}
+
+
+def test_a_training_on_a_processor_sees_float32(seen: list[str]) -> None:
+    attack = partial(sparse_rs, ball=L0Ball(1, low=0.0, high=1.0), queries=5)
+    config = TrainConfig(epochs=2, batch=4, rates=(0.1,), refresh=1, precision="tf32")
+    fit(nn.Sequential(nn.Linear(4, 3)), (torch.rand(8, 4), torch.arange(8) % 3), config, attack)
+    assert set(seen) == {"ieee"}
 
 
 def test_attacks_of_a_recipe_see_float32_where_certificates_are_measured(
-    as_on_a_gpu: Callable[[ModuleType], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    as_on_a_gpu(_run)
-    seen: dict[str, set[bool]] = {}
+    seen: dict[str, set[str]] = {}
 
     def watched(task: Task, *rest: Any) -> Any:
-        seen.setdefault(task.classifier.name, set()).add(convolutions_round())
+        seen.setdefault(task.classifier.name, set()).add(switches()[1])
         return measured(task, *rest)
 
     monkeypatch.setattr(_run, "measured", watched)
-    certified = '[[measure]]\nwhat = "certified_accuracy"\nclassifiers = ["F(2)"]\nbudgets = [1]\n'
     path = write_recipe(tmp_path)
+    certified = '[[measure]]\nwhat = "certified_accuracy"\nclassifiers = ["F(2)"]\nbudgets = [1]\n'
     path.write_text(path.read_text() + certified)
     recipe.run(path, out=tmp_path / "out")
-    assert seen == {"F(0)": {True}, "F(2)": {False}}
+    assert seen == {"F(0)": {"tf32"}, "F(2)": {"ieee"}}

@@ -1,31 +1,47 @@
-"""How torch makes products of float32 on a GPU."""
+"""How torch makes products of float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
 __all__ = ["dense_products"]
 
+T = TypeVar("T")
+
+_BACKENDS: Any = torch.backends  # whose newer names have no types
+_GPU = (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
+_ALL = (*_GPU, _BACKENDS.mkldnn.matmul)
+
 
 @contextmanager
-def dense_products(device: torch.device, *, tf32: bool) -> Iterator[None]:
-    """Inside, torch's own switches say so for all of them; convolutions would be in TF32 if nobody said otherwise."""
-    if device.type != "cuda":
-        yield
-        return
-    # The newer names can always be read, and writing to the older ones keeps both in step.
-    matmul = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    convolution = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+def dense_products(*, tf32: bool) -> Iterator[None]:
+    """Inside, all of them are in TF32 or none is; torch would make convolutions on a GPU in TF32 if nobody said so.
+
+    The switches are torch's own, of the whole process.
+    """
+    # Torch has two sets of them, and refuses to read the older where they disagree.
+    precisions = [switch.fp32_precision for switch in _ALL]
+    matmul, cudnn = _read(torch.get_float32_matmul_precision), _read(lambda: torch.backends.cudnn.allow_tf32)
     try:
-        _allow_tf32(tf32, tf32)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        for switch in _GPU:
+            switch.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
-        _allow_tf32(matmul, convolution)
+        torch.set_float32_matmul_precision(matmul or "highest")
+        torch.backends.cudnn.allow_tf32 = cudnn is not False
+        for switch, precision in zip(_ALL, precisions, strict=True):
+            switch.fp32_precision = precision
 
 
-def _allow_tf32(matmul: bool, convolution: bool) -> None:
-    torch.set_float32_matmul_precision("high" if matmul else "highest")
-    torch.backends.cudnn.allow_tf32 = convolution
+def _read(switch: Callable[[], T]) -> T | None:
+    """What an older switch says; None if torch does not say."""
+    try:
+        return switch()
+    except RuntimeError:
+        return None

@@ -111,7 +111,7 @@ def radius(
     bounder, reach = _bounder(network, x, ball)
     result = torch.empty(len(x), dtype=torch.int64, device=x.device)
     for rows in _batches(len(x), batch, progress, _room(bounder, x, max(classes, min(ball.budget, SWEEP)))):
-        with torch.no_grad(), dense_products(x.device, tf32=False):
+        with torch.no_grad(), dense_products(tf32=False):
             right = (model(x[rows]).argmax(1) == y[rows]).nonzero().squeeze(1)
             here = torch.arange(rows.start, rows.stop, device=x.device)[right]
             result[rows] = -1

@@ -77,7 +77,7 @@ def challenge(
         rows = (radii == budget).nonzero().squeeze(1)
         for box in boxes:
             here = box.part(x, rows, budget)
-            with dense_products(x.device, tf32=False):
+            with dense_products(tf32=False):
                 found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
             for row, name in zip(rows.tolist(), found.decided, strict=True):
                 if name is not None:

@@ -177,9 +177,8 @@ class _Run:
 
     def _precision(self, task: Task) -> AbstractContextManager[None]:
         """Attacks see float32 where a certificate, which is about it, is to be compared with them."""
-        one = task.classifier
-        proven = any(t.measure.what == "certified_accuracy" and t.classifier.name == one.name for t in self._tasks)
-        return dense_products(self._place, tf32=False) if proven and not one.votes else nullcontext()
+        proven = {other.classifier.name for other in self._tasks if other.measure.what == "certified_accuracy"}
+        return dense_products(tf32=False) if task.classifier.name in proven else nullcontext()
 
     def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
         """Tells of a new stage, and gives what tells of the training in it."""

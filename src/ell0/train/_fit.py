@@ -116,7 +116,7 @@ def fit(
         return Training(tuple(log), seconds)
     run = _Run(model, data, config, attack, objective, validation, folder, progress, log, seconds, team)
     devices = [device] if device.type == "cuda" else []
-    precision = dense_products(device, tf32=config.precision == "tf32")
+    precision = dense_products(tf32=config.precision == "tf32" and device.type == "cuda")
     with _given_back(model), precision, torch.random.fork_rng(devices):
         return run.through(device, checkpoint.optimizer if checkpoint else None)
 

@@ -212,5 +212,5 @@ def attack_precision(config: TrainConfig, device: torch.device) -> Iterator[None
     """Inside, models compute as the attack of a training is to see them."""
     precision = config.attack_precision or ("tf32" if config.precision == "tf32" else "fp32")
     rounded = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with dense_products(device, tf32=precision == "tf32"), rounded:
+    with dense_products(tf32=precision == "tf32" and device.type == "cuda"), rounded:
         yield
