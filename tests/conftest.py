@@ -1,4 +1,4 @@
-"""What tests share: how long the properties run, the backends, a run of a small recipe."""
+"""What tests share: how long the properties run, the backends, a run of a small recipe, one for the report."""
 
 import os
 import shutil
@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from ell0 import recipe
+from ell0 import recipe, report
 from ell0.ops import kernel
+from report_runs import Outline, run_folder
+from small_training import FakeGraph, FakeStream, nothing
 from tiny_recipe import write_recipe
 
 # `make test` is never red by luck: it draws the same cases every time. `make test-full` draws new ones, which has to be
@@ -51,3 +53,33 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(whole: Path, tmp_path: Path) -> Path:
     """A copy of that run."""
     return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+@pytest.fixture
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with figures made up, which tests of the report read and copy."""
+    return run_folder(tmp_path_factory.mktemp("runs") / "mnist-table1")
+
+
+@pytest.fixture(scope="session")
+def outline(run: Path) -> Outline:
+    """What the page of that run folder is made of."""
+    return Outline(report.page([run]))
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph of steps asks of CUDA, where there is no GPU."""
+    for name, value in (
+        ("CUDAGraph", FakeGraph),
+        ("graph", nothing),
+        ("stream", nothing),
+        ("Stream", lambda _: FakeStream()),
+        ("current_stream", lambda _: FakeStream()),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)

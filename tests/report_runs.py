@@ -1,8 +1,9 @@
-"""Run folders as a recipe leaves them, for the tests of the report; their figures are made up, near the paper's."""
+"""Run folders as a recipe leaves them, with figures made up near the paper's, and what a page of them is made of."""
 
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ell0.data import load
 from ell0.evaluation import Share
 from ell0.results import Results, Row
 
+REPOSITORY = Path(__file__).parent.parent
 PAPER = {
     (3, 300): 0.9551, (3, 1000): 0.9473, (3, 5000): 0.9297,
     (5, 300): 0.9355, (5, 1000): 0.8965, (5, 5000): 0.8184,
@@ -177,3 +179,34 @@ def run_folder(folder: Path, *, epochs: int = 100, images: int = 6) -> Path:
     np.savez(folder / "gallery.npz", **gallery(images))  # type: ignore[arg-type]  # its stub wants no dict
     results("mnist-table1", rows()).save(folder / "results.json")
     return folder
+
+
+class Outline(HTMLParser):
+    """What a page is made of: elements with their attributes, and its text, with plain spaces and hyphens."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self._text: list[str] = []
+        self._style = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._style = tag == "style"
+
+    def handle_endtag(self, _: str) -> None:
+        self._style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._style:
+            self._text.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self._text).replace("\N{EN DASH}", "-").split())
+
+    def all(self, tag: str, word: str | None = None) -> list[dict[str, str | None]]:
+        """Elements of a tag, with a class where one is given."""
+        found = [attributes for name, attributes in self.elements if name == tag]
+        return found if word is None else [one for one in found if word in (one.get("class") or "").split()]

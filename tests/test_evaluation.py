@@ -1,16 +1,14 @@
+"""Evaluations: figures, curves, flags, and attacks whose claims are checked."""
+
 from __future__ import annotations
 
 import copy
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,88 +17,10 @@ from torch.utils._device import _device_constructors
 
 import ell0.evaluation
 from ell0.attacks import ATTACKS, AttackResult
-from ell0.evaluation import Entry, Evaluation, Share, default_attacks, evaluate
-from ell0.models import mlp
+from ell0.evaluation import Entry, Share, default_attacks, evaluate
 from ell0.results import Results
 from ell0.threat import L0Ball
-
-N, D = 40, 8
-WEIGHT = torch.tensor([2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0])
-
-
-class Line(nn.Module):
-    """Two classes on either side of a plane; small whole numbers, so a row's answer is the same in every batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(WEIGHT.clone())
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        score = (x * self.weight).sum(1)
-        return torch.stack([-score, score], 1)
-
-
-class Spy:
-    """A minimal attack that knows `Line`: sends the heaviest coordinates over, to within ``reach`` of the budget.
-
-    It notes each call; a row with a wrong label, as in the rehearsal, is broken at once and not noted.
-    """
-
-    def __init__(self, reach: int = D, only: Callable[[Tensor], Tensor] | None = None, dies_after: int = -1) -> None:
-        self.reach, self.only, self.dies_after = reach, only, dies_after
-        self.calls: list[tuple[int, list[int]]] = []
-        self.keys: set[int] = set()
-
-    def __call__(
-        self,
-        model: Callable[[Tensor], Tensor],
-        x: Tensor,
-        y: Tensor,
-        ball: L0Ball,
-        *,
-        generator: torch.Generator,
-        rows: Tensor,
-        strength: int = 1,
-    ) -> AttackResult:
-        wrong = model(x).argmax(1) != y
-        if not wrong.all():
-            if len(self.calls) == self.dies_after:
-                raise KeyboardInterrupt
-            self.calls.append((ball.budget, rows.tolist()))
-            self.keys.add(generator.initial_seed())
-        side = (2.0 * y - 1).unsqueeze(1)
-        # WEIGHT falls, so the first coordinates are the best ones; (n, D + 1, D), the first m of them changed.
-        changed = torch.arange(D) < torch.arange(D + 1).unsqueeze(1)
-        points = torch.where(changed, -side.unsqueeze(1), x.unsqueeze(1))
-        errs = torch.stack([model(points[:, m]).argmax(1) != y for m in range(D + 1)], 1)
-        need = errs.float().argmax(1)
-        success = errs.any(1) & (need <= min(self.reach, ball.budget)) | wrong
-        if self.only is not None:
-            success &= self.only(rows)
-        x_adv = torch.where(success.unsqueeze(1), points[torch.arange(len(x)), need], x)
-        distance = torch.where(success, ball.count(x, x_adv), -1)
-        queries = torch.where(wrong, 0, strength * (1 + rows % 3))
-        return AttackResult(x_adv, success, distance, queries, x_adv, torch.zeros(len(x)))
-
-
-def _rows(n: int = N) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    y = torch.randint(0, 2, (n,), generator=generator)
-    x = (2 * y - 1).unsqueeze(1) * torch.randint(-1, 5, (n, D), generator=generator) / 4
-    y[:3] = 1 - y[:3]
-    return x, y
-
-
-def _same(one: Evaluation, other: Evaluation) -> None:
-    for name in ("verdict", "distance", "x_adv", "queries", "tried"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    assert one.flags == other.flags
-
-
-def _two(**options: Any) -> tuple[Spy, Spy, dict[str, Entry]]:
-    first, second = Spy(reach=1), Spy(**options)
-    return first, second, {"first": Entry(first, True), "second": Entry(second, False)}
+from spied_evaluation import D, Line, N, Odd, Spy, assert_same, each_row, evaluate_line, rows, two_spies
 
 
 @pytest.mark.parametrize(
@@ -122,8 +42,8 @@ def test_an_interval_of_none_or_all_ends_exactly(n: int) -> None:
 
 
 def test_the_attacks_run_on_what_stands() -> None:
-    x, y = _rows()
-    first, second, attacks = _two()
+    x, y = rows()
+    first, second, attacks = two_spies()
     result = evaluate(Line(), x, y, L0Ball(2), attacks, batch=7)
     assert result.clean_accuracy == (N - 3) / N
     assert [row for _, rows in first.calls for row in rows] == list(range(3, N))
@@ -143,8 +63,8 @@ def test_the_attacks_run_on_what_stands() -> None:
 
 
 def test_each_attack_has_one_key_of_its_own() -> None:
-    x, y = _rows()
-    first, second, attacks = _two()
+    x, y = rows()
+    first, second, attacks = two_spies()
     evaluate(Line(), x, y, L0Ball(2), attacks, batch=7)
     assert len(first.keys) == len(second.keys) == 1
     assert first.keys != second.keys
@@ -157,15 +77,15 @@ def test_each_attack_has_one_key_of_its_own() -> None:
 
 
 def test_the_batch_size_does_not_matter() -> None:
-    x, y = _rows()
+    x, y = rows()
     attacks = {"rs": partial(ATTACKS["sparse_rs"], queries=20), "uniform": partial(ATTACKS["sparse_rs"], queries=9)}
     whole = evaluate(Line(), x, y, L0Ball(2), attacks)
     assert 0 < whole.robust_accuracy < whole.clean_accuracy
-    _same(whole, evaluate(Line(), x, y, L0Ball(2), attacks, batch=7))
+    assert_same(whole, evaluate(Line(), x, y, L0Ball(2), attacks, batch=7))
 
 
 def test_a_box_with_a_value_for_each_row() -> None:
-    x, y = _rows()
+    x, y = rows()
     high = torch.ones(N, D)
     high[20:] = 2.0
     mutable = torch.ones(N, D, dtype=torch.bool)
@@ -178,170 +98,8 @@ def test_a_box_with_a_value_for_each_row() -> None:
     assert not bool((result.x_adv[:20].abs() > 1).any())
 
 
-@pytest.mark.parametrize("dies_after", range(6))
-def test_a_killed_evaluation_goes_on_to_the_same_figures(tmp_path: Path, dies_after: int) -> None:
-    x, y = _rows()
-    state = tmp_path / "state.npz"
-    _, _, attacks = _two()
-    whole = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=7)
-    first, second, attacks = _two(dies_after=dies_after)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=7, state_path=state)
-    assert len(second.calls) == dies_after
-    before = [*first.calls, *second.calls]
-    second.dies_after = -1
-    again = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=5, state_path=state)
-    _same(whole, again)
-    calls = [(budget, row, name) for name, spy in attacks.items() for budget, row in _each(spy.attack.calls)]  # type: ignore[attr-defined]
-    assert len(calls) == len(set(calls)), "a finished batch ran again"
-    assert len(first.calls) + len(second.calls) > len(before)
-
-    ran, seconds = len(first.calls) + len(second.calls), again.seconds
-    finished = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], state_path=state)
-    assert len(first.calls) + len(second.calls) == ran
-    assert finished.seconds == seconds
-    _same(whole, finished)
-    assert [file.name for file in tmp_path.iterdir()] == ["state.npz"]
-
-
-def _each(calls: list[tuple[int, list[int]]]) -> list[tuple[int, int]]:
-    return [(budget, row) for budget, rows in calls for row in rows]
-
-
-def test_seconds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(1000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    x, y = _rows()
-    _, second, attacks = _two(dies_after=1)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
-    second.dies_after = -1
-    result = evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
-    assert result.seconds == (4.0, float(len(second.calls)))
-    assert len(second.calls) > 1
-
-
-def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
-    x, y = _rows()
-    state = tmp_path / "state"
-    spy = Spy()
-    usual = {"model": Line(), "x": x, "y": y, "ball": L0Ball(2), "attacks": {"spy": Entry(spy, False)}}
-    evaluate(**usual, state_path=state)  # type: ignore[arg-type]
-    other_model = Line()
-    other_model.weight.data[0] += 1
-    others: dict[str, dict[str, Any]] = {
-        "x": {"x": x + (torch.arange(N) == 20).unsqueeze(1) / 64},
-        "y": {"y": torch.where(torch.arange(N) == 20, 1 - y, y)},
-        "ball": {"ball": L0Ball(2, high=torch.tensor(1.5))},
-        "budgets": {"budgets": [1]},
-        "seed": {"seed": 1},
-        "model": {"model": other_model},
-        "attacks, parameters of spy, parameters of spies": {"attacks": {"spies": Entry(spy, False)}},
-        "parameters of spy": {"attacks": {"spy": Entry(partial(spy, strength=2), False)}},
-    }
-    ran = len(spy.calls)
-    for part, changed in others.items():
-        with pytest.raises(ValueError, match="state_path must be of this evaluation") as error:
-            evaluate(**{**usual, **changed}, state_path=state)
-        assert str(error.value).endswith(f"differs in: {part}")
-    assert len(spy.calls) == ran
-    evaluate(**{**usual, "ball": L0Ball(2, low=-1, high=1)}, batch=3, state_path=state)  # type: ignore[arg-type]
-
-
-def test_a_model_that_is_no_module_is_known_by_its_margins(tmp_path: Path) -> None:
-    x, y = _rows()
-    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"spy": Entry(Spy(), False)}, state_path=tmp_path / "a")
-    again(lambda x: Line()(x))
-    again(lambda x: Line()(x))
-    again(lambda x: Line()(x) + 1e-4 * torch.rand_like(x[:, :2]))
-    for other in (lambda x: -Line()(x), lambda x: 1.1 * Line()(x), lambda x: Line()(x) + 0.1 * (x[:, :2] > 0.9)):
-        with pytest.raises(ValueError, match=r"state_path must be of this evaluation.* differs in: model$"):
-            again(other)
-
-
-def test_models_that_share_their_weights(tmp_path: Path) -> None:
-    """F(0) and F(3) answer alike where x is 0, so only their words tell them apart there."""
-    plain, truncated = (mlp(k, in_features=D, hidden=(4,), classes=2).eval() for k in (0, 3))
-    truncated.load_state_dict(plain.state_dict())
-    x = torch.zeros(4, D)
-    y = plain(x).argmax(1)
-    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"a": Entry(Spy(reach=0), False)})
-    again(plain, state_path=tmp_path / "a")
-    again(copy.deepcopy(plain), state_path=tmp_path / "a")
-    with pytest.raises(ValueError, match=r"differs in: model$"):
-        again(truncated, state_path=tmp_path / "a")
-
-
-def test_a_module_with_a_switch_is_known_by_its_margins(tmp_path: Path) -> None:
-    attacks = {"a": Entry(Spy(), False)}
-    _evaluate(model=Odd("").eval(), attacks=attacks, state_path=tmp_path / "a")
-    with pytest.raises(ValueError, match=r"differs in: model$"):
-        _evaluate(model=Odd("softmax").eval(), attacks=attacks, state_path=tmp_path / "a")
-
-
-def test_a_random_model_goes_on(tmp_path: Path) -> None:
-    def model(x: Tensor) -> Tensor:
-        logits: Tensor = Line()(x)
-        return logits + torch.rand_like(logits)
-
-    attacks = {"a": partial(ATTACKS["sparse_rs"], queries=2)}
-    for _ in range(2):
-        assert _evaluate(model=model, attacks=attacks, state_path=tmp_path / "a").flags[0].startswith("random outputs")
-
-
-def test_two_functions_under_one_name(tmp_path: Path) -> None:
-    def weak(*arguments: Any, **rest: Any) -> AttackResult:
-        return Spy(reach=0)(*arguments, **rest)
-
-    def strong(*arguments: Any, **rest: Any) -> AttackResult:
-        return Spy()(*arguments, **rest)
-
-    _evaluate(attacks={"a": Entry(weak, False)}, state_path=tmp_path / "a")
-    _evaluate(attacks={"a": Entry(partial(weak), False)}, state_path=tmp_path / "a")
-    for attack in (strong, partial(strong), Spy()):
-        with pytest.raises(ValueError, match=r"differs in: parameters of a$"):
-            _evaluate(attacks={"a": Entry(attack, False)}, state_path=tmp_path / "a")
-
-
-def slow(*arguments: Any, **rest: Any) -> AttackResult:
-    """The spy, for ever at its third batch if this is the process to be killed."""
-    if getattr(slow, "stops", False) and bool((rest["rows"] >= 17).any()):
-        time.sleep(60)
-    return Spy()(*arguments, **rest)
-
-
-def _slowly(state: Path | str | None) -> Evaluation:
-    return _evaluate(ball=L0Ball(3), attacks={"slow": Entry(slow, False)}, batch=7, state_path=state)
-
-
-def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
-    state, here = tmp_path / "state", Path(__file__)
-    code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem} as t; t.slow.stops = True"
-    process = subprocess.Popen([sys.executable, "-c", f"{code}; t._slowly({str(state)!r})"])
-    try:
-        deadline = time.monotonic() + 60
-        while not state.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-    finally:
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-    with np.load(state) as saved:
-        assert 0 < (saved["tried"] > 0).sum() < N - 3
-    _same(_slowly(state), _slowly(None))
-
-
-@pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04 cut off"])
-def test_a_file_that_is_no_state(tmp_path: Path, content: bytes) -> None:
-    x, y = _rows()
-    state = tmp_path / "state"
-    state.write_bytes(content)
-    with pytest.raises(ValueError, match="must be a file that evaluate wrote"):
-        evaluate(Line(), x, y, L0Ball(2), {"spy": Entry(Spy(), False)}, state_path=state)
-    assert state.read_bytes() == content
-
-
 def test_a_curve_equals_separate_evaluations() -> None:
-    x, y = _rows()
+    x, y = rows()
     spy = Spy()
     budgets = [5, 0, 1, 2, 4]
     result = evaluate(Line(), x, y, L0Ball(6), {"spy": Entry(spy, False)}, budgets=budgets)
@@ -358,13 +116,13 @@ def test_a_curve_equals_separate_evaluations() -> None:
         assert alone.curve[-1].decided == point.decided
         assert sum(point.decided.values()) == round(N * (1 - point.robust_accuracy))
     assert result.per_attack["spy"].attacked == N - 3
-    assert result.per_attack["spy"].queries == sum(1 + row % 3 for _, row in _each(spy.calls))
+    assert result.per_attack["spy"].queries == sum(1 + row % 3 for _, row in each_row(spy.calls))
     assert len(spy.calls) > 1
 
 
 def test_a_row_falls_at_its_distance() -> None:
     """An attack that wakes up at budget 4 only, and then finds a nearer point, lowers the curve below 4 too."""
-    x, y = _rows()
+    x, y = rows()
 
     def late(model: Any, x: Tensor, y: Tensor, ball: L0Ball, **rest: Any) -> AttackResult:
         return Spy(reach=D if ball.budget == 4 else 0)(model, x, y, ball, **rest)
@@ -376,7 +134,7 @@ def test_a_row_falls_at_its_distance() -> None:
 
 
 def test_rho() -> None:
-    x, y = _rows()
+    x, y = rows()
     result = evaluate(Line(), x, y, L0Ball(D), {"spy": Entry(Spy(), False)})
     assert not result.robust_accuracy
     assert result.rho() == result.distance.double().quantile(0.5).item() > 0
@@ -396,33 +154,6 @@ def test_rho_of_pixels() -> None:
     assert evaluate(model, x, y, L0Ball(1, unit="pixel"), attack).rho() == 4
 
 
-class Odd(nn.Module):
-    """`Line` with something odd about it."""
-
-    def __init__(self, odd: str) -> None:
-        super().__init__()
-        self.line, self.odd = Line(), odd
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.line(x)
-        if self.odd == "zero":
-            return logits.sign() + 0 * x[:, :1]
-        if self.odd == "nan":
-            return logits + 0 * (x[:, :1] * 0).sqrt()
-        if self.odd == "numpy":
-            return torch.from_numpy(self.line.weight.detach().numpy() * x.numpy()).sum(1, keepdim=True) * torch.tensor(
-                [-1.0, 1.0]
-            )
-        if self.odd == "detached":
-            logits = self.line(x.detach())
-            return logits
-        if self.odd == "random":
-            return logits + torch.rand_like(logits) / 100
-        if self.odd == "softmax":
-            return logits.softmax(1)
-        return logits
-
-
 @pytest.mark.parametrize(
     ("odd", "flag"),
     [
@@ -435,7 +166,7 @@ class Odd(nn.Module):
     ],
 )
 def test_flags_of_the_model(odd: str, flag: str | None) -> None:
-    x, y = _rows()
+    x, y = rows()
     result = evaluate(Odd(odd).eval(), x, y, L0Ball(2), {"spy": Entry(Spy(), False)})
     assert len(result.flags) == (flag is not None)
     if flag is not None:
@@ -448,7 +179,7 @@ def test_white_box_attacks_on_a_model_without_gradients(odd: str) -> None:
     model = Odd(odd).eval()
     spy = Spy()
     attacks = {"spy": Entry(spy, False), "mine": Entry(Spy(), True), "adaptive": ATTACKS["adaptive"]}
-    x, y = _rows(12)
+    x, y = rows(12)
     # As a function its weights ask for gradients all the time; a module's do not while it is attacked.
     for asked in (model, lambda x: model(x)):
         with pytest.raises(ValueError, match=r"attacks must be black-box for .* no gradient, got mine, adaptive$"):
@@ -464,7 +195,7 @@ def test_white_box_attacks_on_a_model_without_gradients(odd: str) -> None:
 
 
 def test_a_model_left_in_train_mode() -> None:
-    x, y = _rows()
+    x, y = rows()
     model = nn.Sequential(nn.Dropout(0.9), Line())
     model[1].eval()
     model[1].weight.requires_grad_(True)
@@ -554,7 +285,7 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
         x_adv = torch.where(taken.unsqueeze(1), arguments[1], result.x_adv)
         return AttackResult(**{**vars(result), **found, "x_adv": x_adv, "margin": -taken.float()})
 
-    once = partial(_evaluate, ball=L0Ball(D), batch=7, state_path=tmp_path / "state")
+    once = partial(evaluate_line, ball=L0Ball(D), batch=7, state_path=tmp_path / "state")
     flags = (
         "claims taken back: 18 rows were broken in a query, but not in the attack's own check; they count as standing"
     )
@@ -564,7 +295,7 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
     assert result.flags == (flags,)
     assert once(attacks=modestly).flags == (flags,)
     # A row that another attack breaks is in no doubt.
-    assert _evaluate(ball=L0Ball(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
+    assert evaluate_line(ball=L0Ball(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
 
 
 def test_a_break_on_the_boundary_is_no_lie() -> None:
@@ -605,7 +336,7 @@ class Bare(TorchFunctionMode):
 
 
 def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
-    x, y = _rows()
+    x, y = rows()
     attacks = ["sigma_zero", "sparse_rs"]
     with Bare() as bare:
         for batch in (7, 40):
@@ -618,7 +349,7 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_wrong_distance_is_found() -> None:
-    x, y = _rows()
+    x, y = rows()
 
     def modest(*arguments: Any, **rest: Any) -> AttackResult:
         result = Spy()(*arguments, **rest)
@@ -628,18 +359,12 @@ def test_a_wrong_distance_is_found() -> None:
         evaluate(Line(), x, y, L0Ball(D), {"modest": Entry(modest, False)})
 
 
-def _evaluate(**changed: Any) -> Evaluation:
-    x, y = _rows()
-    usual = {"model": Line(), "x": x, "y": y, "ball": L0Ball(2), "attacks": {"spy": Entry(Spy(), False)}}
-    return evaluate(**{**usual, **changed})
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"y": torch.full((N,), 2)}, "y must lie in 0 .. 1"),
-        ({"y": _rows()[1].tolist()}, "y must be an integer tensor"),
-        ({"y": torch.cat([_rows()[1]] * 2)}, r"y must be an integer tensor of shape \(40,\)"),
+        ({"y": rows()[1].tolist()}, "y must be an integer tensor"),
+        ({"y": torch.cat([rows()[1]] * 2)}, r"y must be an integer tensor of shape \(40,\)"),
         ({"x": torch.zeros(0, D), "y": torch.zeros(0, dtype=torch.int64)}, "x must have at least one row"),
         ({"ball": L0Ball(D + 1)}, "budget must be at most the number of units"),
         ({"model": lambda x: x[:, 0]}, "model must return logits"),
@@ -662,25 +387,11 @@ def _evaluate(**changed: Any) -> Evaluation:
 )
 def test_bad_input(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        _evaluate(**changed)
-
-
-def test_bad_state_paths(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="state_path must be a file, got the folder"):
-        _evaluate(state_path=tmp_path)
-    with pytest.raises(ValueError, match="state_path must be in a folder that exists"):
-        _evaluate(state_path=tmp_path / "nowhere" / "state")
-    spy = Spy()
-    # A name so long that a temporary file beside it has none.
-    with pytest.raises(ValueError, match=r"state_path must be where a file can be written, got .*\(.*name too long"):
-        _evaluate(attacks={"spy": Entry(spy, False)}, state_path=tmp_path / ("a" * 250))
-    assert spy.calls == []
-    _evaluate(state_path=tmp_path / "state", attacks={"spy": Entry(Spy(reach=0), False)})
-    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+        evaluate_line(**changed)
 
 
 def test_an_attack_that_cannot_do_it_says_so_before_any_query() -> None:
-    x, y = _rows()
+    x, y = rows()
     spy = Spy()
     attacks = {"spy": Entry(spy, False), "rs": partial(ATTACKS["sparse_rs"], values=torch.tensor([7.0]))}
     with pytest.raises(ValueError, match="values must lie in the box"):
@@ -693,13 +404,13 @@ def test_the_default_attacks() -> None:
     assert names[-2:] == ["sparse_rs_corners", "sparse_rs_uniform"]
     assert [entry.white_box for entry in default_attacks().values()] == [True] * (len(names) - 2) + [False] * 2
     assert set(names[:-2]) == set(ATTACKS) - {"sparse_rs", "pointwise"}
-    x, y = _rows(3)
+    x, y = rows(3)
     result = evaluate(Line(), x, y, L0Ball(1), ["sparse_rs", "sparse_rs_uniform"])
     assert result.attacks == {"sparse_rs": False, "sparse_rs_uniform": False}
 
 
 def test_a_function_under_partials_is_known() -> None:
-    x, y = _rows(8)
+    x, y = rows(8)
     for name, attack in ATTACKS.items():
         deep = partial(partial(attack, target=None), target=None)
         white = evaluate(Line(), x[:3], y[:3], L0Ball(1), {"a": deep}).attacks["a"]
@@ -707,8 +418,8 @@ def test_a_function_under_partials_is_known() -> None:
 
 
 def test_records_go_into_results(tmp_path: Path) -> None:
-    x, y = _rows()
-    result = evaluate(Line(), x, y, L0Ball(3), _two()[2], budgets=[1])
+    x, y = rows()
+    result = evaluate(Line(), x, y, L0Ball(3), two_spies()[2], budgets=[1])
     results = Results("a", "b", rows=result.rows(model="line"))
     assert Results.load(results.save(tmp_path / "a.json")) == results
     clean = results.find(what="clean_accuracy")
@@ -724,8 +435,8 @@ def test_records_go_into_results(tmp_path: Path) -> None:
 
 
 def test_as_text() -> None:
-    x, y = _rows()
-    text = str(evaluate(Line(), x, y, L0Ball(3), _two()[2], budgets=[1]))
+    x, y = rows()
+    text = str(evaluate(Line(), x, y, L0Ball(3), two_spies()[2], budgets=[1]))
     assert "clean accuracy 92.5 % (80.1-97.4), n = 40" in text
     assert len(text.splitlines()) == 7
     assert len({len(line) for line in text.splitlines()[1:4]}) == 1
@@ -734,13 +445,13 @@ def test_as_text() -> None:
 
 
 def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = _rows()
-    evaluate(Line(), x, y, L0Ball(3), _two()[2])
+    x, y = rows()
+    evaluate(Line(), x, y, L0Ball(3), two_spies()[2])
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    evaluate(Line(), x, y, L0Ball(3), _two()[2], batch=4, progress=False)
+    evaluate(Line(), x, y, L0Ball(3), two_spies()[2], batch=4, progress=False)
     assert capsys.readouterr() == ("", "")
-    evaluate(Line(), x, y, L0Ball(3), _two()[2], batch=4)
+    evaluate(Line(), x, y, L0Ball(3), two_spies()[2], batch=4)
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split(":")[0] for line in err.splitlines()] == ["first, budget 3", "second, budget 3"]

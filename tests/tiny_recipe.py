@@ -81,3 +81,10 @@ def write_recipe(folder: Path) -> Path:
     path = folder / "tiny.toml"
     path.write_text(TINY)
     return path
+
+
+def edited(path: Path, old: str, new: str) -> Path:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path

@@ -1,0 +1,183 @@
+"""Small networks with rows and an attacker, and points of its ball, for the tests of certificates."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Any
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ell0 import L0Ball
+from ell0.certify._bound import Bounder, margin_goals
+from ell0.certify._network import Network
+from ell0.certify._reach import Reach
+from ell0.nn import ClippedLinear, InputClamp, InputScale, TruncatedLinear
+
+layers = settings(max_examples=settings().max_examples // 3)
+few = settings(max_examples=settings().max_examples // 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A small network, two rows of input and an attacker."""
+
+    model: nn.Sequential
+    x: Tensor
+    y: Tensor
+    ball: L0Ball
+    generator: torch.Generator
+
+    @cached_property
+    def network(self) -> Network:
+        return Network.read(self.model, self.x).double()
+
+    @cached_property
+    def layer(self) -> nn.Linear:
+        assert isinstance(self.network.layer, nn.Linear)
+        return self.network.layer
+
+    @cached_property
+    def reach(self) -> Reach:
+        return Reach.of(self.x, self.ball, self.network.rising)
+
+
+def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
+    """Normal numbers, or few different ones with many zeros, in which terms tie and weights vanish."""
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return (drawn * 1.5).round() / 2 if ties else drawn
+
+
+@st.composite
+def cases(draw: st.DrawFn, heads: str = "dense", kinds: tuple[str, ...] = ("truncated", "clipped", "dense")) -> Case:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**40)))
+    kind, pixels = draw(st.sampled_from(kinds)), draw(st.booleans())
+    channels, height = (2, draw(st.integers(2, 3))) if pixels else (1, draw(st.integers(3, 7)))
+    d = channels * height
+    ties = draw(st.booleans())
+    values = "box" if kind == "dense" else draw(st.sampled_from(["box", "any", "upwards"]))
+    k = draw(st.integers(1, (d - 1) // 2))
+    unit = "pixel" if pixels and draw(st.booleans()) else "feature"
+    width = channels if unit == "pixel" else 1
+    most = k // width if kind == "truncated" and values != "box" else d // width
+    budget = draw(st.integers(0, min(most, 3)))
+    x = numbers(generator, 2, channels, height, 1, ties=ties)
+    ends = numbers(generator, 2, *x.shape, ties=ties) * draw(st.sampled_from([1.0, 1.0, 5.0]))
+    low, high = ends.amin(0), ends.amax(0)
+    if values == "box" and draw(st.booleans()):  # add-only
+        low, high = x, torch.maximum(x, high)
+    elif values != "box":
+        high = torch.full_like(x, inf)
+        low = -high if values == "any" else low
+    mutable = torch.rand(x.shape, generator=generator) < 0.7 if draw(st.booleans()) else None
+    classes = draw(st.integers(2, 3))
+    hidden = draw(st.integers(2, 5))
+    sizes = {"truncated": (k,), "clipped": (draw(st.sampled_from([0.3, 1.0, 2.0])),), "dense": ()}[kind]
+    layer = {"truncated": TruncatedLinear, "clipped": ClippedLinear, "dense": nn.Linear}[kind]
+    rising: list[nn.Module] = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
+    # By a power of two: float32 and float64 scale alike but for one rounding.
+    rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
+    depth = draw(st.integers(1, 3))
+    if heads == "conv":
+        hidden = 8
+        parts: list[nn.Module] = [
+            layer(d, hidden, *sizes),
+            nn.Sequential(nn.ReLU(), nn.Unflatten(1, (2, 2, 2))),
+            nn.Conv2d(2, 3, 2, padding=1, stride=draw(st.integers(1, 2)), bias=draw(st.booleans())),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.MaxPool2d(2, stride=1, padding=draw(st.integers(0, 1))) if draw(st.booleans()) else nn.AvgPool2d(2, 1),
+            nn.Dropout(0.5),
+            nn.Flatten(),
+        ]
+        wide = nn.Sequential(*parts).double().eval()(torch.zeros(1, d, dtype=torch.float64)).shape[1]
+        parts += [nn.BatchNorm1d(wide), nn.Linear(wide, classes)]
+    elif depth == 1:
+        parts = [layer(d, classes, *sizes, bias=draw(st.booleans()))]
+    else:
+        parts = [layer(d, hidden, *sizes, bias=draw(st.booleans())), nn.ReLU()]
+        if depth == 3:
+            parts += [nn.Linear(hidden, 3), nn.ReLU()]
+        parts.append(nn.Linear(hidden if depth == 2 else 3, classes))
+    model = nn.Sequential(*rising, nn.Flatten(), *parts).double().eval()
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(numbers(generator, *value.shape, ties=ties) if value.ndim else value)
+                if "running_var" in name:
+                    value.abs_().add_(0.1)
+        y = model(x).argmax(1)
+    return Case(model, x, y, L0Ball(budget, unit, low, high, mutable), generator)  # type: ignore[arg-type]
+
+
+def far(case: Case) -> Tensor:
+    """Values that make the terms of a number the largest of their sums, or clip them: ``(n, d, 2 h)``."""
+    layer = case.layer
+    x = case.reach.x
+    weight = torch.where(layer.weight == 0, torch.inf, layer.weight)
+    limit = (
+        torch.full((len(x), len(weight)), layer.clip)
+        if isinstance(layer, ClippedLinear)
+        else ((x.unsqueeze(1) * layer.weight).abs().amax(-1))
+    )
+    kinks = (limit.unsqueeze(-1).double() / weight).transpose(1, 2)
+    return torch.cat((kinks, -kinks, 1.5 * kinks), -1)
+
+
+def attacks(case: Case, points: int = 100) -> tuple[Tensor, Tensor]:
+    """Points of the ball around each row: ``(points * n, ...)``, and the row of each."""
+    x, ball, generator = case.x, case.ball, case.generator
+    n = len(x)
+    units = x[0].numel() // (x.shape[1] if ball.unit == "pixel" else 1)
+    rows = torch.arange(n).repeat_interleave(points)
+    around = x[rows]
+    chosen = torch.rand(len(rows), units, generator=generator).argsort(1) < min(ball.budget, units)
+    mask = (
+        chosen.view(len(rows), -1, *x.shape[2:]).expand_as(x[rows]) if ball.unit == "pixel" else chosen.view_as(around)
+    )
+    low, high, mutable = (bound.expand_as(x)[rows] for bound in ball.box(x))
+    ball = replace(ball, low=low, high=high, mutable=mutable)
+    kinks = far(case)
+    pick = torch.randint(kinks.shape[-1], (len(rows), kinks.shape[1], 1), generator=generator)
+    values = kinks[rows].gather(-1, pick).to(x.dtype).view_as(around)
+    choice = torch.randint(5, around.shape, generator=generator)
+    spread = torch.randn(around.shape, generator=generator, dtype=x.dtype) * 2
+    for code, candidate in enumerate((low, high, spread, around + spread)):
+        values = torch.where((choice == code) & candidate.isfinite(), candidate, values)
+    moved = torch.where(mask, torch.maximum(torch.minimum(values, high), low), around)
+    moved = ball.project(around, moved)
+    assert ball.contains(around, moved).all()
+    return moved, rows
+
+
+def least_margins(case: Case, points: Tensor, rows: Tensor) -> Tensor:
+    """The least ``logit_y - logit_c`` that the points of each row reach: ``(n, classes)``."""
+    with torch.no_grad():
+        model = case.model if points.dtype == case.x.dtype else copy.deepcopy(case.model).to(points.dtype)
+        logits = model(points)
+    margins = logits.gather(1, case.y[rows, None]) - logits
+    return torch.stack([margins[rows == row].amin(0) for row in range(len(case.x))])
+
+
+def bound(case: Case, method: Any) -> tuple[Tensor, Tensor]:
+    """Below the margins, and the slack for rounding: two ``(n, classes)``."""
+    goals = margin_goals(case.y, case.model(case.x).shape[1])
+    budgets = torch.full((len(case.x),), case.ball.budget)
+    with torch.no_grad():
+        return Bounder(case.network).at(case.reach, budgets, goals, method)
+
+
+def small(k: int = 3, classes: int = 3, **kwargs: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(TruncatedLinear(12, 8, k, **kwargs), nn.ReLU(), nn.Linear(8, classes)).eval()
+
+
+def data(n: int = 40, d: int = 12) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    y = torch.arange(n) % 3
+    return torch.randn(n, d) * 0.2 + nn.functional.one_hot(y, 3).repeat(1, d // 3), y

@@ -1,0 +1,285 @@
+"""Training on certified bounds: margins that hold and have gradients, objectives, and what they prove."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from certify_cases import Case, attacks, bound, cases, data, few, layers, least_margins, numbers, small
+from ell0 import L0Ball, certify
+from ell0.certify._bound import Method
+from ell0.certify._network import Network
+from ell0.certify._reach import Reach
+from ell0.nn import ClippedLinear, InputClamp, TruncatedConv2d, TruncatedLinear
+from ell0.train import Epoch, TrainConfig, fit
+
+
+@few
+@given(cases())
+def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
+    found = certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball)
+    sharp = bound(case, "ibp")[0]
+    reach, weight = case.reach, case.layer.weight
+    exact = reach.any_value and reach.channels == 1 and bool((weight != 0).all()) and bool(reach.moves.all())
+    if exact or not isinstance(case.layer, TruncatedLinear):
+        torch.testing.assert_close(found, sharp)
+    else:
+        assert (found <= sharp + 1e-9).all()
+
+
+def test_a_weight_of_0_has_a_gradient_on_lines() -> None:
+    (x, y), first = data(), ClippedLinear(12, 8, 0.3)
+    with torch.no_grad():
+        first.weight[2, 3] = 0.0
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+    certify.margins(model, x, y, 2, method="best").sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@few
+@given(cases())
+def test_margins_for_training_by_lines_are_those_of_the_certificate(case: Case) -> None:
+    truncates = isinstance(case.layer, TruncatedLinear) and case.layer.k > 0
+    for method in ("crown", "best"):
+        bound_of = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball, method=method)
+        if truncates and case.ball.budget:
+            with pytest.raises(ValueError, match='method must be "ibp" in training where the first layer truncates'):
+                bound_of()
+        elif not truncates:
+            torch.testing.assert_close(bound_of(), bound(case, method)[0])
+
+
+@layers
+@given(cases(kinds=("dense",)), st.integers(0, 9))
+def test_a_quick_interval_holds_the_exact_one(case: Case, budget: int) -> None:
+    first, reach = case.network.first, case.reach
+    low, high = first.quick_interval(reach, budget)
+    least, most = first.trainable_interval(reach, min(budget, reach.number_of_units))
+    assert (low <= least + 1e-9).all()
+    assert (most <= high + 1e-9).all()
+    assert all(torch.equal(end, first.value(reach.x)) for end in first.quick_interval(reach, 0))
+    torch.testing.assert_close(first.quick_interval(reach, 20), first.quick_interval(reach, case.layer.in_features))
+
+
+@layers
+@given(cases(kinds=("dense",)))
+def test_quick_margins_hold_below_the_exact_ones_and_can_be_learnt_from(case: Case) -> None:
+    found = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball)
+    quick = found(quick=True)
+    assert (quick <= found() + 1e-9).all()
+    # Lines from wider intervals need not be lower than others, but they hold as well.
+    reached = least_margins(case, *attacks(case, 40))
+    assert all((found(method=method, quick=True) <= reached + 1e-9).all() for method in get_args(Method))
+    quick.sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in case.model.parameters())
+
+
+@few
+@given(st.integers(0, 2**40))
+def test_a_quick_interval_is_exact_where_weights_are_equally_large(seed: int) -> None:
+    """And the rows at the ends of their boxes, as long as every output has as many numbers to move as may change."""
+    g = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(16, 4, dtype=torch.float64)
+    low, high = numbers(g, 2, 3, 1).sort(0).values
+    x = torch.where(torch.rand(3, 16, generator=g) < 0.5, low, high)
+    sizes, signs = torch.rand(4, 1, generator=g).double() + 0.5, (torch.rand(4, 16, generator=g) < 0.5) * 2 - 1
+    with torch.no_grad():
+        layer.weight.copy_(sizes * signs)
+    first = Network.read(layer.eval(), x).double().first
+    reach = Reach.of(x, L0Ball(0, low=low, high=high), ())
+    falls = ((x == high).unsqueeze(1) == (signs > 0)).sum(-1)
+    for budget in range(int(torch.minimum(falls, 16 - falls).min()) + 1):
+        exact = first.trainable_interval(reach, budget)
+        torch.testing.assert_close(first.quick_interval(reach, budget), exact)
+
+
+def test_little_is_lost_by_a_quick_interval() -> None:
+    """Of normal weights and rows at random ends of the box, 3% of how far an output moves: a good place for the cut."""
+    g = torch.Generator().manual_seed(0)
+    first = Network.read(nn.Sequential(nn.Linear(400, 30)).eval(), torch.zeros(1, 400)).first
+    first.weight = torch.randn(30, 400, generator=g)
+    x = (torch.rand(20, 400, generator=g) < 0.5).float()
+    reach = Reach.of(x, L0Ball(0, low=0.0, high=1.0), ())
+    for budget in (1, 5, 20, 60):
+        (low, high), (least, most) = first.quick_interval(reach, budget), first.trainable_interval(reach, budget)
+        assert (high - low).mean() < 1.03 * (most - least).mean()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [TruncatedLinear(12, 3, 3), ClippedLinear(12, 3, 0.3), TruncatedConv2d(3, 3, 2, 2)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_nothing_but_a_plain_layer_is_quick(first: nn.Module) -> None:
+    x, y = data()
+    x = x.view(-1, 3, 2, 2) if isinstance(first, TruncatedConv2d) else x
+    with pytest.raises(ValueError, match="quick must be False unless the first layer is a plain Linear"):
+        certify.margins(nn.Sequential(first, nn.Flatten()), x, y, 1, quick=True)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense", "clipped best", "dense crown"])
+def test_margins_have_gradients(kind: str) -> None:
+    torch.manual_seed(2)
+    kind, _, method = kind.partition(" ") if kind[0] != "t" else (kind, "", "")
+    first = {"clipped": ClippedLinear(5, 4, 0.4), "dense": nn.Linear(5, 4)}.get(kind, TruncatedLinear(5, 4, 1))
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
+    x, y = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 2, 1])
+    ball = L0Ball(0, low=-1.1, high=1.2) if kind in ("dense", "truncated in a box") else None
+    names = [name for name, _ in model.named_parameters()]
+
+    def margins(*parameters: Tensor) -> Tensor:
+        twin = copy.deepcopy(model)
+        for name, value in zip(names, parameters, strict=True):
+            owner, _, leaf = name.partition(".")
+            part = twin[int(owner)]
+            delattr(part, leaf)
+            setattr(part, leaf, value)
+        budget: int = 2 if kind == "truncated in a box" else 1
+        return certify.margins(twin, x, y, budget, ball, method=cast(Method, method or "ibp"))
+
+    assert torch.autograd.gradcheck(margins, tuple(p.detach().clone().requires_grad_() for p in model.parameters()))
+
+
+def test_training_on_the_bound_certifies() -> None:
+    (x, y), model = data(60), small()
+    before = certify.accuracy(model, x, y, [1])[1]
+    config = TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
+    training = fit(model, (x, y), config, objective=certify.Objective(1, mix=0.7, ramp=0.5))
+    after = certify.accuracy(model.eval(), x, y, [1])[1]
+    assert after > before + 0.3
+    # What counts as right is what the bound proves: at the end nearly the certified accuracy, never the clean one.
+    assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.1)
+
+
+@pytest.mark.parametrize("words", [{"method": "best"}, {"quick": True}], ids=str)
+def test_training_behind_a_clamp_certifies(words: dict[str, Any]) -> None:
+    (x, y), config = data(60), TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
+    torch.manual_seed(0)
+    model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    before = certify.accuracy(model.eval(), x, y, [1])[1]
+    training = fit(model, (x, y), config, objective=certify.Objective(1, ramp=0.5, **words))
+    after = certify.accuracy(model.eval(), x, y, [1])[1]
+    assert after > before + 0.3
+    assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.05)
+
+
+def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
+    objective = certify.Objective(5, mix=0.25, ramp=0.5)
+    assert [objective.at(epoch, 8).budget for epoch in range(8)] == [0, 2, 3, 5, 5, 5, 5, 5]
+    assert certify.Objective(5, ramp=0).at(0, 8).budget == 5
+    assert [certify.Objective(5, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [5, 5, 5]
+    assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
+    rising = certify.Objective(5, ramp=0.5, mix_start=0.5)
+    assert [rising.at(epoch, 8).mix for epoch in range(5)] == pytest.approx([0.5, 0.7, 0.8, 1.0, 1.0])
+    assert certify.Objective(5, mix=0.9, mix_start=0.2).at(7, 8).mix == 0.9
+    # The words by which a training knows its objective: those of one begun before there was a mix_start.
+    assert repr(certify.Objective(5)) == "Objective(budget=5, mix=1.0, ramp=0.4)"
+    assert repr(rising) == "Objective(budget=5, mix=1.0, ramp=0.5, mix_start=0.5)"
+    pixels = certify.Objective(5, unit="pixel")
+    assert repr(pixels) == "Objective(budget=5, mix=1.0, ramp=0.4, unit='pixel')"
+    assert pixels.at(0, 8).unit == pixels.at(7, 8).unit == "pixel"
+    lines = certify.Objective(5, method="best")
+    assert repr(lines) == "Objective(budget=5, mix=1.0, ramp=0.4, method='best')"
+    assert lines.at(0, 8).method == lines.at(7, 8).method == "best"
+    quick = certify.Objective(5, quick=True)
+    assert repr(quick) == "Objective(budget=5, mix=1.0, ramp=0.4, quick=True)"
+    assert repr(certify.Objective(5, quick=False)) == repr(certify.Objective(5))
+    assert quick.at(0, 8).quick
+    assert quick.at(7, 8).quick
+    (x, y), model = data(), small()
+    bound = certify.Objective(2, ramp=0).at(0, 1)
+    scores, worst = bound(model, x, y)
+    assert torch.equal(scores, -certify.margins(model, x, y, 2))
+    clean = nn.functional.cross_entropy(model(x), y)
+    torch.testing.assert_close(worst, nn.functional.cross_entropy(scores, y))
+    mixed = certify.Objective(2, mix=0.25, ramp=0).at(0, 1)(model, x, y)[1]
+    torch.testing.assert_close(mixed, 0.75 * clean + 0.25 * worst)
+    assert worst > clean
+    plain = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 3))
+    scores, _ = certify.Objective(2, ramp=0, quick=True).at(0, 1)(plain, x, y)
+    assert torch.equal(scores, -certify.margins(plain, x, y, 2, quick=True))
+    assert not torch.equal(scores, -certify.margins(plain, x, y, 2))
+
+
+class Watch(TorchDispatchMode):
+    """Notes what a GPU would have to wait for the host for, so that no graph could hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["ibp", "best"])
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+def test_a_step_on_the_bound_asks_the_host_for_nothing(method: Any, unit: Any) -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(4, 3, 4, 4), torch.arange(4)
+    flat = nn.Sequential(InputClamp(0, 1), nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4))
+    trimmed = nn.Sequential(nn.Flatten(), TruncatedLinear(48, 8, 9), nn.ReLU(), nn.Linear(8, 4))
+    for model in (flat, trimmed) if method == "ibp" else (flat,):
+        with Watch() as watch:
+            certify.Objective(2, ramp=0, method=method, unit=unit).at(0, 1)(model, x, y)[1].backward()
+        assert not watch.seen
+    with Watch() as watch:
+        certify.Objective(2, ramp=0, method=method, unit=unit, quick=True).at(0, 1)(flat, x, y)[1].backward()
+    assert not watch.seen
+    with Watch() as watch:
+        bool(torch.tensor(1.0) > x[0, 0, 0, 0])
+    assert watch.seen
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"budget": 0}, "budget must be an int >= 1, got 0"),
+        ({"budget": 2, "mix": 0.0}, r"mix must lie in \(0, 1\], got 0.0"),
+        ({"budget": 2, "mix": 1.5}, r"mix must lie in \(0, 1\], got 1.5"),
+        ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
+        ({"budget": 2, "mix_start": 1.1}, r"mix_start must lie in \[0, 1\], got 1.1"),
+        ({"budget": 2, "unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
+        ({"budget": 2, "quick": 1}, "quick must be True or False, got 1"),
+    ],
+)
+def test_an_objective_complains(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify.Objective(**words)
+
+
+def test_a_model_without_the_bound_is_refused_before_an_epoch_is_spent() -> None:
+    (x, y), model = data(), small()
+    with pytest.raises(ValueError, match="no certificate exists"):
+        fit(model, (x, y), TrainConfig(epochs=5), objective=certify.Objective(4))
+    with pytest.raises(ValueError, match='precision must not be "bf16" with an objective'):
+        fit(model, (x, y), TrainConfig(epochs=5, precision="bf16"), objective=certify.Objective(1))
+
+
+def test_training_on_the_bound_resumes_and_knows_its_objective(tmp_path: Path) -> None:
+    (x, y), config = data(60), TrainConfig(epochs=6, batch=16, rates=(0.02,), optimizer="adam")
+    objective, whole, killed = certify.Objective(2, ramp=0.5), small(), small()
+    fit(whole, (x, y), config, objective=objective)
+
+    def stop(stage: object) -> None:
+        if isinstance(stage, Epoch) and stage.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(killed, (x, y), config, objective=objective, out=tmp_path, progress=stop)
+    with pytest.raises(ValueError, match="differs in: objective"):
+        fit(small(), (x, y), config, objective=certify.Objective(1), out=tmp_path)
+    again = small()
+    fit(again, (x, y), config, objective=objective, out=tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))

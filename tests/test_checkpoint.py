@@ -1,0 +1,155 @@
+"""Checkpoints: a file format that safetensors reads, and damage that never passes for weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ell0 import train
+from ell0.train import _tensors
+from small_training import network, same
+
+# --- the file format --------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "b": torch.tensor([True, False, True]),
+    "a.weight": torch.arange(6, dtype=torch.float32).view(2, 3).t(),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "none": torch.zeros(0, 3),
+    "half": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
+    "count": torch.tensor(2**40),
+    "byte": torch.arange(5, dtype=torch.uint8),
+}
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_tensors_come_back(tmp_path: Path) -> None:
+    read, words = _tensors.read(write_file(tmp_path / "t", _tensors.encode(TENSORS, {"format": "pt", "ü": "ß"})))
+    assert words == {"format": "pt", "ü": "ß"}
+    assert read.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        torch.testing.assert_close(read[name], tensor, rtol=0, atol=0, equal_nan=True)
+        read[name].zero_()  # they may be written to
+
+
+def test_files_are_those_of_the_safetensors_package(tmp_path: Path) -> None:
+    package = pytest.importorskip("safetensors.torch")
+    path = write_file(tmp_path / "ours", _tensors.encode(TENSORS, {"format": "pt"}))
+    theirs = package.load_file(path)
+    package.save_file({name: t.contiguous() for name, t in TENSORS.items()}, tmp_path / "theirs", {"format": "pt"})
+    ours, words = _tensors.read(tmp_path / "theirs")
+    assert words == {"format": "pt"}
+    for name, tensor in TENSORS.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_no_damage_gives_anything_but_a_sentence(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int) -> None:
+    """A file cut short is always found out; a header with a wrong byte is found out or still says something whole."""
+    content = bytearray(_tensors.encode(TENSORS, {}))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    with pytest.raises(ValueError, match=r"damaged is damaged or not a safetensors file: "):
+        _tensors.read(write_file(path, bytes(content[: at % len(content)])))
+    content[at % len(content)] = byte
+    with suppress(ValueError):
+        read, _ = _tensors.read(write_file(path, bytes(content)))
+        assert sum(t.numel() * t.element_size() for t in read.values()) == 3 + 24 + 8 + 4 + 8 + 5
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ([1], 0, "its header does not name tensors"),
+        ({"a": 1}, 0, "its header does not name tensors"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 9, "it has 1 bytes too many"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 7, "ends outside of the file"),
+        ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, 8, "a has 8 bytes, which do not fill"),
+        ({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}}, 8, "a has the unknown type 'F4'"),
+        ({"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}, 8, "a has the shape"),
+        ({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, 0, "a has the shape"),
+        (
+            {
+                "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                "b": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
+            },
+            6,
+            "b does not lie where the tensor before it ends",
+        ),
+        ({"__metadata__": {"a": 1}}, 0, "its metadata are not words"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path: Path, header: object, data: int, message: str) -> None:
+    head = json.dumps(header).encode()
+    path = write_file(tmp_path / "lie", len(head).to_bytes(8, "little") + head + bytes(data))
+    with pytest.raises(ValueError, match=message):
+        _tensors.read(path)
+
+
+def test_types_without_a_word_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a checkpoint cannot hold z of type torch\.complex64$"):
+        _tensors.encode({"z": torch.zeros(1, dtype=torch.complex64)}, {})
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    model, card = network(nn.Linear(2, 3), nn.BatchNorm1d(3)), {"name": "F(3)", "k": [3, None]}
+    path = train.save_checkpoint(tmp_path / "m.safetensors", model, card)
+    checkpoint = train.load_checkpoint(path)
+    other = network(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    assert not same(model, other)
+    checkpoint.into(other)
+    assert same(model, other)
+    assert checkpoint.card == card
+    assert checkpoint.about["model"] == repr(model)
+    beside = json.loads((tmp_path / "m.json").read_text())
+    assert beside["card"] == card
+    assert beside["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 4)), "0.bias has the shape (3,) in it and (4,) here (and 1 more)"),
+        (nn.Sequential(nn.Linear(2, 3, bias=False)), "the model has no 0.bias"),
+        (nn.Sequential(nn.Linear(2, 3), nn.PReLU()), "the checkpoint has no 1.weight"),
+    ],
+)
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path, other: nn.Module, message: str) -> None:
+    path = train.save_checkpoint(tmp_path / "m.safetensors", nn.Sequential(nn.Linear(2, 3)))
+    before = weights(other)
+    with pytest.raises(ValueError, match=f"^the checkpoint must be of this architecture, but {re.escape(message)}$"):
+        train.load_checkpoint(path).into(other)
+    assert same(other, before)
+
+
+def test_a_card_must_be_json(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        train.save_checkpoint(tmp_path / "m.safetensors", nn.Linear(1, 1), {"a": object()})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("card", ["half a ca", "3", '["a"]'])
+def test_a_damaged_card_is_one_sentence(tmp_path: Path, card: str) -> None:
+    path = write_file(tmp_path / "m.safetensors", _tensors.encode({}, {"card": card}))
+    with pytest.raises(ValueError, match=r"m\.safetensors is damaged: its card is not a JSON object$"):
+        train.load_checkpoint(path)

@@ -1,0 +1,510 @@
+"""Runs of recipes: what they measure and leave, and that one killed anywhere ends with the same figures."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ell0
+from ell0 import recipe
+from ell0.evaluation import Evaluation
+from ell0.recipe import _data, _gallery, _measure, _model, _run
+from ell0.recipe._found import Found
+from ell0.recipe._measure import Subject, measured
+from ell0.recipe._recipe import Measure, Task
+from ell0.results import Results, Row
+from ell0.threat import L0Ball
+from ell0.train import load_checkpoint
+from tiny_recipe import edited, write_recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def figures(run: Path) -> list[Row]:
+    """The rows of a run without times."""
+    rows = Results.load(run / "results.json").rows
+    return [
+        {key: value for key, value in row.items() if key != "seconds"}
+        for row in rows
+        if not str(row["what"]).endswith("_seconds")
+    ]
+
+
+def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.parent.name: load_checkpoint(path).tensors for path in sorted(run.glob("*/checkpoint.safetensors"))}
+
+
+def same_runs(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return (
+        figures(one) == figures(other)
+        and mine.keys() == theirs.keys()
+        and all(torch.equal(mine[name][key], theirs[name][key]) for name in mine for key in mine[name])
+    )
+
+
+def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
+    stages: list[recipe.Stage] = []
+    out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
+    assert out == tmp_path / "run"
+    names = {path.name for path in out.iterdir()}
+    assert names == {".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
+    assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
+    assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
+    results = Results.load(out / "results.json")
+    assert (results.name, results.command, results.recipe, results.seeds) == ("tiny", "ell0 run tiny.toml", "tiny", [0])
+    assert results.seconds > 0
+    whats = [(row["what"], row["classifier"]) for row in results.rows]
+    for name in ("F(0)", "F(2)"):
+        assert whats.count(("clean_accuracy", name)) == whats.count(("training_seconds", name)) == 1
+        assert whats.count(("robust_accuracy", name)) == 4 + 4
+        assert whats.count(("median_distance", name)) == 1
+    assert [stage.number for stage in stages if stage.training is None] == list(range(1, stages[0].stages + 1))
+    epochs = {stage.training.epoch for stage in stages if stage.training and stage.what == "training F(2)"}
+    assert epochs == {0, 1, 2, 3}
+
+
+def test_rows_say_what_was_measured(whole: Path) -> None:
+    results = Results.load(whole / "results.json")
+    single = results.find(classifier="F(2)", attack="sparse_rs", budget=2, queries=8)
+    assert single["what"] == "robust_accuracy"
+    assert (single["k"], single["adversarial"], single["beta"], single["unit"]) == (2, True, 10.0, "feature")
+    assert (single["protocol"], single["n"], single["paper"], single["paper_n"]) == ("paper", 24, 0.5, 512)
+    assert single["low"] <= single["value"] <= single["high"]
+    assert single["seconds"] > 0
+    assert sum("paper" in row for row in results.rows) == 1
+    for budget in (1, 2):
+        narrow, wide = (
+            results.find(classifier="F(0)", attack="worst case", budget=budget, beta=beta) for beta in (1.0, 10.0)
+        )
+        assert wide["value"] <= narrow["value"]
+        assert (wide["n"], wide["queries"], wide["steps"]) == (20, 8, 3)
+        decided = sum(count for key, count in wide.items() if key.startswith("decided by "))
+        assert decided == round(20 * (1 - wide["value"]))
+    median = results.find(what="median_distance", classifier="F(0)")
+    assert 0 <= median["low"] <= median["value"] <= median["high"] <= 16
+
+
+def test_the_gallery_holds_points_of_the_ball(whole: Path) -> None:
+    with np.load(whole / "gallery.npz") as file:
+        arrays = {key: torch.from_numpy(file[key]) for key in file.files}
+    assert arrays["labels"].tolist() == [0, 1, 2]
+    for slug in ("f0", "f2"):
+        assert L0Ball(2, low=-10, high=10).contains(arrays["clean"], arrays[f"{slug}/adv"]).all()
+        assert (arrays[f"{slug}/adv"] != arrays["clean"]).any()
+        checkpoint = load_checkpoint(whole / slug)
+        network = recipe.model(checkpoint.card)
+        checkpoint.into(network)
+        for said, points in (("said", arrays["clean"]), ("says", arrays[f"{slug}/adv"])):
+            assert network(points).argmax(1).tolist() == arrays[f"{slug}/{said}"].tolist()
+
+
+def test_a_finished_run_is_not_done_again(tiny: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
+    rows = Results.load(out / "results.json").rows
+    monkeypatch.setattr(_run, "measured", lambda *_: pytest.fail("something was measured"))
+    assert recipe.run(tiny, out=out, device="cpu") == out
+    assert Results.load(out / "results.json").rows == rows
+    assert {path: path.read_bytes() for path in before} == before
+
+
+class Stop(BaseException):
+    """Stands for a kill between two stages."""
+
+
+def stop(threads: list[int]) -> None:
+    threads.append(torch.get_num_threads())
+    raise Stop
+
+
+def test_a_run_stopped_at_any_stage_goes_on_to_the_same_figures(tiny: Path, whole: Path, tmp_path: Path) -> None:
+
+    def stop_at(moment: int) -> Callable[[recipe.Stage], None]:
+        calls = iter(range(moment, -1, -1))
+
+        def progress(_: recipe.Stage) -> None:
+            if next(calls, 0) == 0:
+                raise Stop
+
+        return progress
+
+    for moment in (0, 5, 13, 24):
+        out = tmp_path / f"stopped-{moment}"
+        with pytest.raises(Stop):
+            recipe.run(tiny, out=out, device="cpu", progress=stop_at(moment))
+        assert not (out / "gallery.npz").exists()
+        recipe.run(tiny, out=out, device="cpu")
+        assert same_runs(out, whole), moment
+        assert not list(out.glob("evaluation*"))
+
+
+def test_an_evaluation_stopped_in_the_middle_goes_on(
+    tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def evaluate(*args: Any, **options: Any) -> Evaluation:
+        nonlocal calls
+        evaluation = ell0.evaluate(*args, **options)
+        calls += 1
+        if calls == 10:  # the first box of a worst case is done, the second is not
+            raise Stop
+        return evaluation
+
+    monkeypatch.setattr(_measure, "evaluate", evaluate)
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert list((tmp_path / "run").glob("evaluation*-beta*.npz"))
+    recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert same_runs(tmp_path / "run", whole)
+
+
+def test_killed_processes_go_on_to_the_same_bits(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    code = "import sys, torch; torch.set_num_threads(1); from ell0 import recipe; "
+    code += "recipe.run(sys.argv[1], out=sys.argv[2], device='cpu', progress=lambda _: print(1, flush=True))"
+    killed, moments = tmp_path / "killed", random.Random(0)
+    for most in (12, 6):  # stages and epochs of which a run has told, long before its end
+        with subprocess.Popen([sys.executable, "-c", code, str(tiny), str(killed)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(moments.randint(1, most)):
+                process.stdout.readline()
+            time.sleep(moments.uniform(0, 0.05))
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    recipe.run(tiny, out=killed, device="cpu")
+    assert same_runs(killed, whole)
+
+
+def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) -> None:
+    user = tmp_path / "user.toml"
+    user.write_text(
+        'name = "user"\nsummary = "a user"\nuse = ["tiny"]\n[data]\nnpz = "tiny.npz"\nvalidation = true\n'
+        '[[measure]]\nwhat = "clean_accuracy"\nsplit = "validation"\n'
+    )
+    out = recipe.run(user, out=tmp_path / "runs" / "user", device="cpu")
+    beside = tmp_path / "runs" / "tiny"
+    assert not (beside / "results.json").exists()
+    assert recipe.load(user).folders(out) == {"F(0)": beside / "f0", "F(2)": beside / "f2"}
+    assert recipe.load(out / "recipe.toml").folders(out) == recipe.load(user).folders(out)
+    results = Results.load(out / "results.json")
+    assert results.find(what="clean_accuracy", classifier="F(2)", split="validation")["n"] == 6
+    trained = weights(beside)
+    recipe.run(tiny, out=beside, device="cpu")
+    now = weights(beside)
+    assert all(torch.equal(trained[name][key], tensor) for name in now for key, tensor in now[name].items())
+    user.write_text(user.read_text().replace("validation = true\n", ""))
+    with pytest.raises(ValueError, match=r"user\.toml: data must be that of tiny"):
+        recipe.load(user)
+
+
+def test_a_folder_that_is_not_free_is_left_alone(tiny: Path, out: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds a run of this recipe already"):
+        recipe.run(tiny, out=out, resume=False, device="cpu")
+    edited(tiny, "epochs = 3", "epochs = 2")
+    with pytest.raises(ValueError, match="holds that of another"):
+        recipe.run(tiny, out=out, device="cpu")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    for name, said in (("full", "holds other files"), ("file", "got the file")):
+        place = tmp_path / name
+        if name == "full":
+            place.mkdir()
+            (place / "thesis.tex").touch()
+        else:
+            place.touch()
+        with pytest.raises(ValueError, match=said):
+            recipe.run(tiny, out=place, device="cpu")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+def test_other_data_is_refused(tiny: Path, out: Path, tmp_path: Path) -> None:
+    with np.load(tmp_path / "tiny.npz") as file:
+        arrays = dict(file)
+    arrays["x_test"][0] *= 0.5
+    np.savez(tmp_path / "tiny.npz", **arrays)
+    with pytest.raises(ValueError, match="differs in: measured_rows"):
+        recipe.run(tiny, out=out, device="cpu")
+
+
+def test_a_corrupted_checkpoint_is_one_sentence_and_stays(tiny: Path, out: Path) -> None:
+    path = out / "f0" / "checkpoint.safetensors"
+    for spoiled in (path.read_bytes()[:-7], b"\xff" * 100, b""):
+        path.write_bytes(spoiled)
+        with pytest.raises(ValueError, match=r"checkpoint\.safetensors") as raised:
+            recipe.run(tiny, out=out, device="cpu")
+        assert "\n" not in str(raised.value)
+        assert path.read_bytes() == spoiled
+
+
+def test_a_full_disk_loses_nothing(tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = Results.save, 0
+
+    def save(results: Results, path: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(results, path)
+
+    monkeypatch.setattr(Results, "save", save)
+    with pytest.raises(OSError, match=r"the disk of .* is full .* what was done is kept"):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert same_runs(tmp_path / "run", whole)
+
+
+def evaluation(verdict: list[int], distance: list[int], attacks: list[str], beta: float) -> Evaluation:
+    n = len(verdict)
+    nothing = torch.zeros(n, len(attacks), dtype=torch.int64)
+    return Evaluation(
+        L0Ball(2, low=-beta, high=beta), dict.fromkeys(attacks, False), (1, 2), torch.tensor(verdict),
+        torch.tensor(distance), torch.zeros(n, 1), nothing, nothing, (0.5,) * len(attacks), 9, (f"flag {beta:g}",),
+    )  # fmt: skip
+
+
+def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    attacks = list(recipe.cascade(queries=1, steps=1))
+    # Rows: wrong from the start; broken in both boxes, nearer in the wide one; in the narrow box alone; in none.
+    found = {
+        1.0: evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, 1.0),
+        10.0: evaluation([0, 1, -1, -1], [0, 1, -1, -1], attacks, 10.0),
+    }
+    monkeypatch.setattr(Subject, "evaluate", lambda _self, ball, _attacks, _budgets: found[ball.high])
+    one = recipe.load(tiny).classifiers[0]
+    measure = Measure("worst_case", ("F(0)",), budgets=(1, 2), queries=(1,), steps=(1,), beta=(1.0, 10.0))
+    task = Task(one, measure, {"what": "robust_accuracy", "attack": "worst case"})
+    subject = Subject(torch.nn.Identity(), torch.zeros(4, 1), torch.zeros(4), 0, Path("none"))
+    rows = {(row["beta"], row["budget"]): row for row in measured(task, subject)[0]}
+    assert {key: row["value"] for key, row in rows.items()} == {
+        (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25, (10.0, 2): 0.25,
+    }  # fmt: skip
+    assert rows[10.0, 2]["decided by clean"] == 1
+    assert rows[10.0, 2][f"decided by {attacks[0]}"] == 2
+    assert rows[1.0, 2][f"decided by {attacks[1]}"] == 1
+    assert rows[10.0, 1]["flags"] == "values within 1: flag 1; values within 10: flag 10"
+    assert sum(row.get("seconds", 0) for row in rows.values()) == len(attacks)
+    # What other measures found counts on the rows they share, within their box and at their distance.
+    standing = torch.tensor([-1, -1, -1, 1, 1]), torch.tensor([-1, -1, -1, 2, 1])
+    known = [Found(10.0, ("clean", "search alone"), *standing), Found(100.0, ("clean",), *torch.zeros(2, 4).long())]
+    for some, value in ((known, 0.0), (known[1:], 0.25), ([replace(known[0], verdict=standing[0][:3])], 0.25)):
+        more = {(row["beta"], row["budget"]): row for row in measured(task, subject, some)[0]}
+        assert more[10.0, 2]["value"] == value
+        assert {key: row["value"] for key, row in more.items() if key != (10.0, 2)} == {
+            (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25,
+        }  # fmt: skip
+        assert more[10.0, 2].get("decided by search alone", 0) == (value == 0)
+
+
+def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> None:
+    path = write_recipe(tmp_path)
+    edited(path, "queries = [4, 8]", "queries = [4, 400]")
+    edited(path, "queries = 8\nvalue", "queries = 400\nvalue")
+    edited(path, "queries = 8\nsteps = 3", "queries = 1\nsteps = 1")
+    edited(path, "beta = [10.0, 1.0]", "beta = [10.0]")
+    out = tmp_path / "run"
+    for folder in ("f0", "f2"):
+        shutil.copytree(whole / folder, out / folder)
+    shutil.copy(path, out / "recipe.toml")
+    recipe.run(path, out=out, device="cpu")
+    results, saved = Results.load(out / "results.json"), 0
+    for number, task in enumerate(recipe.load(path).tasks()):
+        if task.measure.what != "worst_case" or task.row["classifier"] != "F(2)":
+            continue
+        for budget in (1, 2):
+            worst = results.find(classifier="F(2)", attack="worst case", budget=budget)
+            broken = torch.zeros(20, dtype=torch.bool)
+            for other in range(number + 1):
+                with np.load(out / "verdicts" / f"{other}.npz") as file:
+                    found = torch.from_numpy(file["distance"])[:, :20]
+                if recipe.load(path).tasks()[other].row["classifier"] == "F(2)":
+                    broken |= ((found >= 0) & (found <= budget)).any(0)
+            assert worst["value"] == pytest.approx(1 - broken.double().mean())
+            saved += worst["decided by sparse_rs alone"]
+    assert saved > 0
+
+
+def test_what_was_found_with_other_weights_is_found_again(tiny: Path, out: Path, whole: Path) -> None:
+    results = Results.load(out / "results.json")
+    for row in results.rows:
+        row["value"] = 0.75
+    results.save(out / "results.json")
+    changed, spoiled = out / "verdicts" / "0.npz", out / "verdicts" / "12.npz"
+    with np.load(changed) as file:
+        arrays = dict(file)
+    np.savez(changed, **{**arrays, "weights": np.array("others")})
+    spoiled.write_bytes(b"no archive")
+    recipe.run(tiny, out=out, device="cpu")
+    tasks, before = recipe.load(tiny).tasks(), Results.load(whole / "results.json")
+    now = Results.load(out / "results.json")
+    assert len(now.rows) == len(before.rows)
+    for number, task in enumerate(tasks):
+        for what in task.rows():
+            expected = before.find(**what)["value"] if number in (0, 12) else 0.75
+            assert now.find(**what)["value"] == expected
+
+
+def test_a_classifier_has_its_own_seed_and_is_measured_in_eval_mode(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(tiny, "epochs = 3", "epochs = 3\nseed = 5")
+    seeds: list[int | None] = []
+    real = _model.build
+
+    def build(words: dict[str, Any], seed: int | None = None) -> torch.nn.Module:
+        seeds.append(seed)
+        return real(words, seed)
+
+    def measure(_: Task, subject: Subject, *_known: object) -> None:
+        assert not subject.network.training
+        raise Stop
+
+    monkeypatch.setattr(_run, "build", build)
+    monkeypatch.setattr(_run, "measured", measure)
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    assert [seed for seed in seeds if seed is not None] == [5, 0]
+
+
+def test_only_the_same_rows_and_units_are_shared(tiny: Path) -> None:
+    loaded = recipe.load(tiny)
+    task = loaded.tasks()[-1]
+    assert _run._share_rows(task, loaded.tasks()[-1])
+    for other in (replace(task.measure, split="validation"), replace(task.measure, unit="pixel")):
+        assert not _run._share_rows(task, replace(task, measure=other))
+    assert not _run._share_rows(task, replace(task, classifier=loaded.classifiers[0]))
+
+
+def test_two_processes_do_not_share_a_folder(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    refused: list[str] = []
+
+    def again(_: recipe.Stage) -> None:
+        if not refused:
+            with pytest.raises(ValueError, match="another process is at work in") as raised:
+                recipe.run(tiny, out=out, device="cpu")
+            refused.append(str(raised.value))
+
+    recipe.run(tiny, out=out, device="cpu", progress=again)
+    assert refused
+    assert same_runs(out, whole)
+    recipe.run(tiny, out=out, device="cpu")
+
+
+def test_a_run_leaves_threads_alone(tiny: Path, tmp_path: Path) -> None:
+    edited(tiny, 'name = "tiny"', 'name = "tiny"\nthreads = 2')
+    seen: list[int] = []
+    with pytest.raises(Stop):
+        recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=lambda _: stop(seen))
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("n", "j"), [(3, 1), (5, 1), (6, 1), (8, 1), (9, 2), (25, 8), (100, 40)])
+def test_the_interval_of_a_median_is_that_of_the_tables(n: int, j: int) -> None:
+    """The ranks of the sign test's table; with fewer than six rows no interval reaches 95 %, and it is the range."""
+    made = evaluation([1] * n, list(range(1, n + 1)), ["a"], 1.0)
+    record = replace(made, distance=made.distance.flip(0)).median_record()
+    assert (record["low"], record["high"], record["n"]) == (j, n + 1 - j, n)
+    if n >= 6:
+        assert 2 * sum(math.comb(n, i) for i in range(j)) <= 0.05 * 2**n
+    assert record["value"] == (n + 1) / 2
+
+
+UNIT = """
+name = "unit"
+summary = "digits in [0, 1]"
+[data]
+name = "digits"
+scale = "unit"
+train_rows = 200
+[[classifier]]
+name = "F(2)"
+[classifier.model]
+name = "mlp"
+k = 2
+hidden = [8]
+[classifier.training]
+epochs = 3
+batch = 50
+rates = [0.1]
+refresh = 1
+attack_precision = "bf16"
+[classifier.training.attack]
+name = "sparse_rs"
+budget = 3
+queries = 5
+beta = 5.0
+[[measure]]
+what = "robust_accuracy"
+budgets = [3]
+queries = [10]
+beta = [5.0]
+rows = 40
+[[measure]]
+what = "worst_case"
+budgets = [3]
+beta = [1.0, 5.0]
+queries = 10
+steps = 3
+rows = 40
+"""
+
+
+def test_in_the_unit_scale_the_attacker_can_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The box is stretched about the middle of the range, in training, in every measure and in the gallery."""
+    path = tmp_path / "unit.toml"
+    path.write_text(UNIT)
+    balls: list[L0Ball] = []
+    ordinary = L0Ball.box
+    monkeypatch.setattr(L0Ball, "box", lambda ball, x: balls.append(ball) or ordinary(ball, x))  # type: ignore[func-returns-value]
+    out = recipe.run(path, out=tmp_path / "run", device="cpu")
+    assert {(ball.low, ball.high) for ball in balls if ball.budget} == {(-2.0, 3.0), (0.0, 1.0)}
+    splits = _data.splits(recipe.load(path).data, None)
+    assert all((float(x.min()), float(x.max())) == (0.0, 1.0) for x, _ in (splits.train, splits.test))
+    rows = Results.load(out / "results.json").rows
+    assert all(row["scale"] == "unit" for row in rows if row["what"] == "robust_accuracy")
+    (timed,) = [row for row in rows if row["what"] == "training_seconds"]
+    assert timed["attack_precision"] == "bf16"
+    assert load_checkpoint(out / "f2").card["scale"] == "unit"
+    with np.load(out / "gallery.npz") as gallery:
+        assert (gallery["clean"].min(), gallery["clean"].max()) == (-1.0, 1.0)
+        changed = gallery["f2/adv"][gallery["f2/adv"] != gallery["clean"]]
+    assert set(changed.tolist()) == {-5.0, 5.0}
+    before = (out / "results.json").read_bytes()
+    recipe.run(path, out=out, device="cpu")
+    assert Results.load(out / "results.json").rows == json.loads(before)["rows"]
+
+
+def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edited(tiny, 'what = "worst_case"\nbudgets = [1, 2]', 'what = "worst_case"\nunit = "pixel"\nbudgets = [6, 7]')
+    edited(
+        tiny, 'what = "robust_accuracy"\nbudgets = [1, 2]', 'what = "robust_accuracy"\nunit = "pixel"\nbudgets = [6]'
+    )
+    edited(tiny, "budget = 2\nqueries = 8", "budget = 6\nqueries = 8")
+    seen: list[L0Ball] = []
+
+    def stop(*given: object, **_: object) -> None:
+        seen.extend(each for each in given if isinstance(each, L0Ball))
+        raise Stop
+
+    monkeypatch.setattr(_gallery, "sparse_rs", stop)
+    its = recipe.load(tiny)
+    with pytest.raises(Stop):
+        _gallery.write_gallery(tiny, its, {"F(2)": nn.Linear(2, 2)}, (torch.zeros(3, 1, 4, 4), torch.arange(3)))
+    assert (seen[0].unit, seen[0].budget) == ("pixel", 6)

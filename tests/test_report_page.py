@@ -1,0 +1,337 @@
+"""The page of a report: charts, the gallery, its structure, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chromium
+from ell0 import report
+from ell0.data._png import read_png
+from ell0.recipe import slug
+from ell0.report import _charts, _gallery, _read, _view
+from ell0.results import Row
+from report_runs import RECIPE, REPOSITORY, Outline, accuracy, log, results, rows, run_folder
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+WIDTHS = (360, 1440)
+
+
+def test_charts_show_ours_theirs_and_intervals(outline: Outline) -> None:
+    marks = [one for tag in ("circle", "polygon") for one in outline.all(tag, "mark")]
+    hollow = [one for one in marks if "paper" in str(one["class"]).split()]
+    # Two classifiers: three budgets, then three numbers of queries at each of them; and one in the legend.
+    assert len(hollow) == 2 * (3 + 3 * 3) + 1
+    assert len(outline.all("polygon", "band")) == 2 * (2 + 3)
+    assert len(outline.all("line", "refresh")) == 3 * 3  # before epochs 25, 50 and 75, on three charts
+
+
+def test_a_chart_is_drawn_to_scale() -> None:
+    points = [_charts.Point(x, y, y / 2, y / 2 + 50, f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
+    axes = _charts.Axis("queries", "log values"), _charts.Axis("accuracy", ends=(0.0, 100.0))
+    svg = str(_charts.Chart("title", "note", *axes, [_charts.Series("a", 0, points)]).svg("id"))
+    (line,) = re.findall(r'<polyline class="line [^"]*" points="([^"]*)"', svg)
+    (x1, y1), (x2, y2), (x3, y3) = (tuple(map(float, pair.split(","))) for pair in line.split())
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11)
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.11)
+    assert x1 < x3
+    assert y3 < y1
+    (band,) = re.findall(r'<polygon class="band [^"]*" points="([^"]*)"', svg)
+    height = y1 - y3
+    heights = [(y1 - float(pair.split(",")[1])) / height for pair in band.split()]
+    assert heights == pytest.approx([0.5, 0.75, 1.0, 0.5, 0.25, 0.0], abs=0.002)
+
+
+def test_points_and_lines_stand_where_they_belong() -> None:
+    what: Row = {"classifier": "F", "value": 0.5, "low": 0.4, "high": 0.6, "paper": 0.7}
+    (series,) = _view._lines([what | {"budget": 3}], "budget", {"F": 0}, "changed")
+    (ours,), (paper,) = series.points, series.paper
+    assert (ours.x, ours.y, ours.low, ours.high) == (3, 50.0, 40.0, 60.0)
+    assert (paper.x, paper.y) == (3, 70.0)
+    epochs = [json.loads(line) for line in log(60, 25, 0.1).splitlines()]
+    loss, train, validation = _view._training({"F": epochs}, {"F": 0})
+    assert list(loss.lines) == [25, 50]
+    for chart, key, scale in (
+        (loss, "loss", 1),
+        (train, "train_accuracy", 100),
+        (validation, "validation_accuracy", 100),
+    ):
+        assert [(p.x, p.y) for p in chart.series[0].points] == [(row["epoch"], scale * row[key]) for row in epochs]
+
+
+@pytest.mark.parametrize("values", [[5.0], [0.0, 0.0], [1e-6, 2e6], [3.0, 3.0001]])
+@pytest.mark.parametrize("kind", ["linear", "values"])
+def test_charts_of_few_or_far_values(values: list[float], kind: Any) -> None:
+    points = [_charts.Point(value, value) for value in values]
+    svg = str(
+        _charts.Chart("t", "n", _charts.Axis("x", kind), _charts.Axis("y"), [_charts.Series("a", 3, points)]).svg("i")
+    )
+    assert "nan" not in svg
+    assert svg.count('class="tick"') >= 2
+
+
+def test_styles_differ_in_more_than_colour() -> None:
+    styles = range(_charts.COLOURS)
+    assert len({(style % len(_charts._SHAPES), style % _charts.DASHES) for style in styles}) == len(styles)
+
+
+def test_pixels_of_the_gallery_are_those_of_the_images() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    assert (read_png(_gallery.png(image)) == image).all()
+
+
+def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
+    with np.load(run / "gallery.npz") as file:
+        arrays = dict(file)
+    assert len(outline.all("rect", "changed")) == 6 * (1 + 5)
+    row, column = np.argwhere(arrays["f0/adv"][0, 0] != arrays["clean"][0, 0])[0]
+    first = outline.all("rect", "changed")[0]
+    place = [float(str(first[key])) + float(str(first[side])) / 2 for key, side in (("x", "width"), ("y", "height"))]
+    assert place == pytest.approx([column + 0.5, row + 0.5])
+    assert (len(outline.all("span", "fooled")), len(outline.all("span", "held"))) == (6 + 2, 4)
+    uris = [str(one["href"]) for one in outline.all("image")]
+    assert len(uris) == 6 * 3
+    shown = read_png(base64.b64decode(uris[1].removeprefix("data:image/png;base64,")))
+    assert shown[row, column].tolist() in ([0, 0, 0], [255, 255, 255])
+    expected = np.rint((arrays["clean"][0, 0] + 1) * 127.5)
+    assert (np.delete(shown[..., 0].ravel(), row * 8 + column) == np.delete(expected.ravel(), row * 8 + column)).all()
+    labels = [str(one["aria-label"]) for one in outline.all("svg") if "aria-label" in one]
+    label = int(arrays["labels"][0])
+    assert labels[:2] == [
+        f"Clean image, {label}",
+        f"Attacked image, {label}: F(0) says {arrays['f0/says'][0]}, 1 changed",
+    ]
+
+
+def test_labels_are_said_in_words_where_there_are_some(run: Path) -> None:
+    gallery = _read.read(run).gallery
+    assert gallery is not None
+    names = [f"class {label}" for label in range(10)]
+    for plain, named in zip(_gallery.exhibits(gallery), _gallery.exhibits(gallery, names), strict=True):
+        assert named.label == f"class {plain.label}"
+        for one, other in zip(plain.pictures, named.pictures, strict=True):
+            verb, label = one.says.split()
+            assert other.says == f"{verb} class {label}"
+
+
+def test_an_image_that_was_wrong_when_clean_says_so(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    with np.load(run / "gallery.npz") as file:
+        arrays = dict(file)
+    arrays["f0/said"] = (arrays["labels"] + 1) % 10
+    np.savez(copy / "gallery.npz", **arrays)
+    assert Outline(report.page([copy])).text.count("wrong when clean") == 6
+
+
+def test_a_page_of_several_runs(run: Path, tmp_path: Path) -> None:
+    bench = REPOSITORY / "results" / "bench-train-h200.json"
+    out = report.write([run, bench], tmp_path / "deep" / "page.html")
+    outline = Outline(out.read_text())
+    assert "Report of 2 runs" in outline.text
+    assert {one.get("href") for one in outline.all("a")} >= {"#run1", "#run2"}
+    _check_structure(outline)
+
+
+def test_structure(outline: Outline, run: Path) -> None:
+    assert report.page([run]).startswith("<!doctype html>\n")
+    _check_structure(outline)
+    assert [one.get("href") for one in outline.all("a")] == ["#main"]
+
+
+def _check_structure(outline: Outline) -> None:
+    """Landmarks, headings that skip no level, names that lead somewhere, tables that can be read aloud."""
+    levels = [int(tag[1]) for tag, _ in outline.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in outline.elements:
+        for name in (attributes.get("aria-labelledby") or "").split():
+            assert name in ids
+    for tag in ("header", "main", "footer"):
+        assert len(outline.all(tag)) == 1
+    assert all("scope" in one for one in outline.all("th"))
+    assert len(outline.all("caption")) == len(outline.all("table")) == len(outline.all("div", "scroll"))
+    assert all(one.get("tabindex") == "0" and one.get("aria-label") for one in outline.all("div", "scroll"))
+    assert all(one.get("tabindex") == "0" and one.get("aria-label") for one in outline.all("pre"))
+    for one in outline.all("svg"):
+        named = one.get("aria-hidden") == "true" or one.get("role") == "img"
+        assert named
+        assert one.get("aria-hidden") or one.get("aria-label") or one.get("aria-labelledby")
+    assert not outline.all("script")
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", epochs=30, images=2)
+    hostile = [
+        {
+            key: HOSTILE if isinstance(value, str) and key not in ("what", "attack") else value
+            for key, value in row.items()
+        }
+        for row in rows()
+    ]
+    hostile += [row | {"attack": HOSTILE} for row in hostile if row.get("attack") == "sparse_rs"]
+    hostile += [{"what": HOSTILE, HOSTILE: HOSTILE, "value": HOSTILE, "paper": 1.0}]
+    found = results(HOSTILE, hostile)
+    found.command = found.device = found.commit = HOSTILE
+    found.versions = {HOSTILE: HOSTILE}
+    found.save(run / "results.json")
+    name = json.dumps(HOSTILE)
+    (run / "recipe.toml").write_text(RECIPE.replace('"F(0)"', name).replace('"ABS"', name) + f"# {HOSTILE}\n")
+    page = report.page([run])
+    outline = Outline(page)
+    assert "<script" not in page
+    assert not [one for _, one in outline.elements if any(key.startswith("on") for key in one)]
+    assert not outline.all("img")
+    assert outline.text.count("<script>alert(1)</script>") > 20
+
+
+def test_contrast() -> None:
+    """Text on its paper, 4.5 to 1; lines and marks 3 to 1; light and dark."""
+    css = (Path(report.__file__).parent / "page.css").read_text()
+    light, dark, *_ = (dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in css.split(":root {")[1:])
+    for theme in (light, dark):
+        for paper in ("paper", "raised"):
+            for ink in ("ink", "soft", "accent", "link", "good", "bad"):
+                assert _contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
+            for line in (f"c{i}" for i in range(_charts.COLOURS)):
+                assert _contrast(theme[line], theme[paper]) >= 3, (line, paper)
+        assert _contrast(theme["warn"], theme["warn-paper"]) >= 4.5
+
+
+def _contrast(a: str, b: str) -> float:
+    high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    if chromium.FOUND is None:
+        pytest.skip("no Chromium on this machine")
+    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def _wide(folder: Path) -> Path:
+    """Sixteen classifiers, with names longer than any screen is wide, on every kind of chart."""
+    names = [f"F({k}) " + "with-a-very-long-name-" * (k % 5) for k in range(16)]
+    found = [
+        accuracy(
+            1 / (1 + k + budget), 1000, classifier=name, k=k, attack=attack, budget=budget, queries=queries, beta=100.0
+        )
+        for k, name in enumerate(names)
+        for budget in (1, 2, 3, 5, 8, 13, 100)
+        for attack, queries in (("worst case", 1000), ("sparse_rs", 300), ("sparse_rs", 301), ("sparse_rs", 5000))
+    ]
+    for k, name in enumerate(names):
+        (folder / slug(name)).mkdir(parents=True)
+        (folder / slug(name) / "log.jsonl").write_text(log(40, 7, 0.01 * (k + 1)))
+        found.append({"what": "training_seconds", "classifier": name, "value": 1e6})
+    head = 'name = "wide"\nsummary = "many"\ndata.name = "mnist"\n'
+    classifiers = [f'[[classifier]]\nname = {json.dumps(name)}\nmodel = {{ name = "mlp", k = 1 }}\n' for name in names]
+    (folder / "recipe.toml").write_text(head + "".join(classifiers))
+    made = results("wide-" * 30, found)
+    made.command = "ell0 run " + "x" * 300
+    made.save(folder / "results.json")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["table", "wide", "both"])
+def opened(
+    request: pytest.FixtureRequest, run: Path, browser: chromium.Chromium, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[chromium.Chromium, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    sources = {"table": [run], "wide": [folder / "wide"], "both": [run, folder / "wide"]}[request.param]
+    if folder / "wide" in sources:
+        _wide(folder / "wide")
+    return browser, report.write(sources, folder / "page.html")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_browser_has_nothing_to_complain_of(opened: tuple[chromium.Chromium, Path], width: int, dark: bool) -> None:
+    browser, page = opened
+    browser.open(page, width=width, dark=dark)
+    assert browser.complaints == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 3 * 128) == dark
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_clipped_or_overlaps(opened: tuple[chromium.Chromium, Path], width: int) -> None:
+    browser, page = opened
+    browser.open(page, width=width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(_OUTSIDE) == []
+    assert browser.evaluate(_OVERLAPPING) == []
+    assert browser.evaluate("Math.min(...[...document.querySelectorAll('.chart text')].map(e => "
+                            "e.getBoundingClientRect().height))") >= 12  # fmt: skip
+
+
+# Elements that stick out of the page sideways, unless they lie in something that scrolls.
+_OUTSIDE = """[...document.querySelectorAll('main *, header *, footer *')]
+.filter(e => !e.closest('.scroll, pre, .unseen') && e.getBoundingClientRect().width)
+.filter(e => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < -0.5)
+.map(e => e.outerHTML.slice(0, 80))"""
+
+
+# Labels of a chart that touch, or leave its figure.
+_OVERLAPPING = """[...document.querySelectorAll('.chart svg')].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+  const frame = svg.closest('figure').getBoundingClientRect();
+  const hits = boxes.flatMap(([a, p], i) => boxes.slice(i + 1)
+    .filter(([b, q]) => p.left < q.right && q.left < p.right && p.top + 2 < q.bottom && q.top + 2 < p.bottom)
+    .map(([b]) => a + ' on ' + b));
+  const out = boxes.filter(([a, p]) => p.left < frame.left - 0.5 || p.right > frame.right + 0.5).map(([a]) => a);
+  return hits.concat(out);
+})"""
+
+
+def test_paper_has_room_for_the_table(run: Path, browser: chromium.Chromium, tmp_path: Path) -> None:
+    browser.open(report.write([run], tmp_path / "page.html"), width=700, media="print")  # A4 between its margins
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 700
+
+
+def test_the_browser_sees_what_must_not_be(browser: chromium.Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<!doctype html><main><figure class=chart style='margin:0'><svg width=100 height=50>"
+        "<text x=5 y=20>one</text><text x=9 y=20>two</text></svg></figure><p style='width:500px'>wide</p></main>"
+        "<img src='http://127.0.0.1:9/x.png'>"
+    )
+    browser.open(page, width=360)
+    assert any("127.0.0.1:9" in url for url in browser.requests)
+    assert browser.complaints
+    assert browser.evaluate("document.documentElement.scrollWidth") > 360
+    assert browser.evaluate(_OUTSIDE)
+    assert browser.evaluate(_OVERLAPPING) == ["one on two"]
+
+
+def test_the_keyboard_reaches_what_scrolls(opened: tuple[chromium.Chromium, Path]) -> None:
+    browser, page = opened
+    browser.open(page, width=360)
+    browser.ask("Input.dispatchKeyEvent", type="keyDown", key="Tab", windowsVirtualKeyCode=9)
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    scrolling = "[...document.querySelectorAll('.scroll, pre')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert browser.evaluate(f"{scrolling}.length") > 1
+    assert browser.evaluate(f"{scrolling}.every(e => (e.focus(), document.activeElement === e))")

@@ -1,0 +1,187 @@
+"""Training on images: augmentation, how they lie in memory, and what is particular to convolutions."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ell0 import models, train
+from ell0.attacks import AttackResult
+from ell0.nn import InputTruncation
+from ell0.train import TrainConfig, _augment, _step, fit
+from small_training import CLASSES, CONFIG, Killed, run, same
+
+
+def images(n: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (n,), generator=g)
+    x = 0.3 * torch.randn(n, 2, 6, 5, generator=g)
+    x[torch.arange(n), 0, y] += 0.7
+    return x, y
+
+
+def convolutions() -> nn.Module:
+    """What the paper has in VGG(k), with few numbers."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        features = InputTruncation((2, 6, 5), 2), nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+        return nn.Sequential(*features, nn.Flatten(), nn.Linear(120, CLASSES))
+
+
+CROP_FLIP, SHIFT = _augment.AUGMENTS["crop-flip"], _augment.AUGMENTS["shift"]
+
+
+def cropped_and_flipped(image: Tensor, way: int) -> Tensor:
+    """The definition, for one image."""
+    _, height, width = image.shape
+    top, left, flips = way // 2 // 9, way // 2 % 9, way % 2
+    crop = F.pad(image, (4, 4, 4, 4))[:, top : top + height, left : left + width]
+    return crop.flip(2) if flips else crop
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)),
+    rows=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_crop_and_flip_is_its_definition(shape: tuple[int, int, int], rows: list[int], data: st.DataObject) -> None:
+    ways = data.draw(st.lists(st.integers(0, 161), min_size=len(rows), max_size=len(rows)))
+    points = 1 + torch.arange(4 * math.prod(shape), dtype=torch.float32).view(4, *shape)
+    moved = CROP_FLIP.moved(points, torch.tensor(rows), torch.tensor(ways))
+    want = torch.stack([cropped_and_flipped(points[row], way) for row, way in zip(rows, ways, strict=True)])
+    assert torch.equal(moved, want)
+
+
+@given(shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)))
+def test_a_shift_brings_in_the_nearest_pixel(shape: tuple[int, int, int]) -> None:
+    image = 1 + torch.arange(math.prod(shape), dtype=torch.float32).view(1, *shape)
+    moved = SHIFT.moved(image, torch.zeros(9, dtype=torch.int64), torch.arange(9))
+    padded = F.pad(image, (1, 1, 1, 1), mode="replicate")[0]
+    height, width = shape[1:]
+    for way in range(9):
+        top, left = way // 3, way % 3
+        assert torch.equal(moved[way], padded[:, top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize(("moves", "ways"), [(CROP_FLIP, 162), (SHIFT, 9)])
+def test_every_way_to_move_is_drawn(moves: _augment.Moves, ways: int) -> None:
+    counts = torch.bincount(moves.draw(ways * 100, torch.Generator().manual_seed(0)), minlength=ways)
+    assert len(counts) == ways
+    assert 50 < counts.min() <= counts.max() < 150
+
+
+def test_epoch_and_seed_give_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[int] = []
+
+    def drawn(_: object, rows: int, generator: torch.Generator) -> Tensor:
+        keys.append(generator.initial_seed())
+        return torch.zeros(rows, dtype=torch.int64)
+
+    monkeypatch.setattr(_augment.Moves, "draw", drawn)
+    for seed in (0, 1, 0):
+        fit(convolutions(), images(20), replace(CONFIG, epochs=2, augment="crop-flip", seed=seed))
+    assert keys[:2] == keys[4:]
+    assert len(set(keys)) == 4
+
+
+def test_a_shift_is_what_is_trained_on() -> None:
+    model, (x, y) = convolutions(), images(20)
+    trained: list[Tensor] = []
+    model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
+    fit(model, (x, y), TrainConfig(epochs=1, batch=20, rates=(0.1,), augment="shift"))
+    every = [SHIFT.moved(x, torch.full((9,), row), torch.arange(9)) for row in range(20)]
+    ways = {point.numpy().tobytes() for points in every for point in points}
+    assert all(point.numpy().tobytes() in ways for point in trained[0])
+    still = {point.numpy().tobytes() for point in x}
+    assert sum(point.numpy().tobytes() not in still for point in trained[0]) > 10
+
+
+def test_each_epoch_augments_x_and_x_prime_anew() -> None:
+    model, (x, y) = convolutions(), images(20)
+    trained: list[Tensor] = []
+    model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
+
+    def attack(_: object, points: Tensor, labels: Tensor, *, rows: Tensor, **__: object) -> AttackResult:
+        """Breaks every row with the value 7; it gets them as they are."""
+        if len(rows) > 1:
+            assert torch.equal(points, x[rows])
+        ones = torch.ones_like(labels)
+        return AttackResult(torch.full_like(points, 7.0), ones == 1, ones, ones, points, ones.float())
+
+    config = TrainConfig(epochs=2, batch=40, rates=(0.1,), refresh=1, augment="crop-flip")
+    fit(model, (x, y), config, attack, validation=(x, y))
+    first, second = trained
+    ways = [{cropped_and_flipped(image, way).numpy().tobytes() for way in range(162)} for image in x]
+    assert all(any(point.numpy().tobytes() in some for some in ways) for point in first)
+    sevens = (second == 7).flatten(1)
+    assert int(sevens.any(1).sum()) == 20
+    assert len({tuple(row) for row in sevens.tolist()}) > 5
+    assert set(second[sevens.any(1)].unique().tolist()) == {0.0, 7.0}
+    mine = {point.numpy().tobytes() for point in first}
+    assert sum(point.numpy().tobytes() not in mine for point in second[~sevens.any(1)]) > 10
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_stopped_anywhere_go_on_to_the_same_bits(tmp_path: Path, channels_last: bool) -> None:
+    """The draws of the augmentation and the running statistics of batch norm come back."""
+    config = replace(CONFIG, augment="crop-flip", channels_last=channels_last)
+    about: dict[str, Any] = {"config": config, "data": images(), "validation": images(9, seed=1)}
+    whole = run(None, convolutions(), **about)
+    assert float(whole.get_buffer("2.num_batches_tracked")) > 6
+    for stop in (1, 4, 7, 9):
+        out = tmp_path / str(stop)
+        with pytest.raises(Killed):
+            run(out, convolutions(), stop, **about)
+        model = run(out, convolutions(), **about)
+        assert same(model, whole), stop
+        assert same(train.load_checkpoint(out).tensors, whole.state_dict()), stop
+
+
+def test_channels_last_changes_how_weights_lie_and_no_more() -> None:
+    networks = []
+    for channels_last in (False, True):
+        model = convolutions()
+        fit(model, images(), replace(CONFIG, channels_last=channels_last, epochs=2))
+        networks.append(model)
+    strides = [model.get_parameter("1.weight").stride() for model in networks]
+    assert strides == [(18, 9, 3, 1), (18, 1, 6, 2)]
+    for one, other in zip(networks[0].state_dict().values(), networks[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_graph_of_convolutions_keeps_their_statistics() -> None:
+    config = TrainConfig(batch=20, rates=(0.1,), precision="bf16")
+    eager = _step.Stepper(convolutions(), config)
+    graph = _step.GraphStepper(convolutions(), config, *images(20, seed=9))
+    graph._graph.stepper = graph  # type: ignore[attr-defined]
+    assert same(eager.model, graph.model)
+    for i, n in enumerate((20, 20, 7, 20)):
+        for stepper in (eager, graph):
+            stepper.step(*images(n, seed=i))
+    assert same(eager.model, graph.model)
+    assert int(graph.model.get_buffer("2.num_batches_tracked")) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "to have 3 channels, but got 2"),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "shapes cannot be multiplied"),
+        (models.small_cnn(2, in_shape=(2, 8, 8)), "x must have shape (n, 2, 8, 8), got (1, 2, 6, 5)"),
+    ],
+)
+def test_images_of_another_shape_are_one_sentence(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        fit(model, images(), CONFIG)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,278 @@
+"""Trainings that are killed and called again: they end with the same bits."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from ell0 import L0Ball, results, train
+from ell0.train import Epoch, _append, _checkpoint, _fit, _folder, fit
+from small_training import ATTACK, CLASSES, CONFIG, Killed, dropping, network, read_log, rows, run, same
+
+
+def figures(epochs: tuple[Epoch, ...] | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A log without its times; of an attack's, that there was one."""
+    lines = [asdict(line) if isinstance(line, Epoch) else line for line in epochs]
+    return [
+        {key: value for key, value in line.items() if "seconds" not in key} | {"attacked": line["attack_seconds"] > 0}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize(("optimizer", "share"), [("sgd", math.inf), ("adam", 1e-9)])
+def test_stopped_anywhere_it_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Literal["sgd", "adam"], share: float
+) -> None:
+    """With a checkpoint after every epoch, and with as few as there can be."""
+    monkeypatch.setattr(_folder, "_SHARE", share)
+    config = replace(CONFIG, optimizer=optimizer, schedule="cosine", rates=(0.02,))
+    whole = run(tmp_path / "whole", config=config)
+    for stop in range(12):
+        out = tmp_path / str(stop)
+        with pytest.raises(Killed):
+            run(out, stop=stop, config=config)
+        model = run(out, network_of_other_weights(), config=config)
+        assert same(model, whole), stop
+        assert figures(read_log(out)) == figures(read_log(tmp_path / "whole")), stop
+        assert train.load_checkpoint(out).about["epoch"] == 6
+
+
+def network_of_other_weights() -> nn.Module:
+    """What a caller who sets no seed would come back with."""
+    model = dropping()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    return model
+
+
+def test_stopped_again_and_again_it_ends(tmp_path: Path) -> None:
+    for _ in range(11):
+        with pytest.raises(Killed):
+            run(tmp_path, stop=1)
+        if train.load_checkpoint(tmp_path).about["epoch"] == 6:
+            break
+    assert same(run(tmp_path), run(None))
+
+
+def test_an_attack_goes_on_where_it_was(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=3)  # two epochs, two calls of the attack
+    seen: list[Any] = []
+    fit(dropping(), rows(), CONFIG, ATTACK, validation=rows(9, seed=1), out=tmp_path, progress=seen.append)
+    assert (seen[0].stage, seen[0].epoch, seen[0].done) == ("attack", 2, 50)
+    assert seen[0].seconds > 0
+
+
+def test_the_seconds_of_an_attack_survive_a_kill(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=3)
+    path = tmp_path / "appended.safetensors"
+    replace(_append.Found.load(path), seconds=1000.0).save(path)
+    run(tmp_path)
+    checkpoint = train.load_checkpoint(tmp_path)
+    assert checkpoint.about["log"][2]["attack_seconds"] > 1000
+    assert 1000 < checkpoint.about["seconds"] < 2000
+
+
+def test_a_training_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = run(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(_fit, "_Run", lambda *_: pytest.fail("it was begun again"))
+    assert same(run(tmp_path, network_of_other_weights()), model)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_a_kill_left_behind_is_cleared_up(tmp_path: Path) -> None:
+    run(tmp_path)
+    card = (tmp_path / "checkpoint.json").read_bytes()
+    (tmp_path / "checkpoint.json").unlink()
+    (tmp_path / "log.jsonl").write_text("half a li")
+    for name in (".checkpoint.safetensors.abc", ".appended.safetensors.def", ".checkpoint.json.ghi"):
+        (tmp_path / name).write_text("half a fi")
+    run(tmp_path)
+    assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "checkpoint.json").read_bytes() == card
+    assert len(read_log(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ({"config": replace(CONFIG, momentum=0.5)}, "config.momentum"),
+        ({"config": replace(CONFIG, attack_precision="bf16")}, "config.attack_precision"),
+        ({"config": replace(CONFIG, epochs=7, seed=3)}, "config.epochs, config.seed"),
+        ({"data": rows(50, seed=5)}, "x of data, y of data"),
+        ({"validation": None}, "x of validation, y of validation"),
+        ({"attack": partial(ATTACK, queries=9)}, "parameters of attack"),
+        ({"attack": partial(ATTACK, ball=L0Ball(2, low=-5.0, high=5.0))}, "parameters of attack"),
+        ({"attack": None}, "parameters of attack"),
+        ({"model": nn.Sequential(network(), nn.BatchNorm1d(CLASSES), nn.Dropout(0.2))}, "model"),
+    ],
+)
+def test_the_folder_of_another_training_is_refused(tmp_path: Path, other: dict[str, Any], differs: str) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=6)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    message = f"out must be of this training, but {str(tmp_path)!r} differs in: {differs}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        run(tmp_path, **other)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_from_before_a_field_existed_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, stop=6)
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint = train.load_checkpoint(path)
+    old = {part: value for part, value in checkpoint.about["parts"].items() if part != "config.augment"}
+    assert len(old) == len(checkpoint.about["parts"]) - 1
+    _checkpoint.write(path, replace(checkpoint, about=checkpoint.about | {"parts": old}))
+    assert same(run(tmp_path), run(None))
+
+
+def test_a_ball_whose_tensors_print_alike_is_another_one(tmp_path: Path) -> None:
+    low = torch.full((12,), -5.3)
+    balls = L0Ball(3, low=low, high=5.0), L0Ball(3, low=low - 1e-5, high=5.0)
+    assert repr(balls[0]) == repr(balls[1])
+    with pytest.raises(Killed):
+        run(tmp_path, stop=1, attack=partial(ATTACK, ball=balls[0]))
+    with pytest.raises(ValueError, match=r"differs in: parameters of attack$"):
+        run(tmp_path, attack=partial(ATTACK, ball=balls[1]))
+    run(tmp_path, attack=partial(ATTACK, ball=L0Ball(3, low=low.clone(), high=5.0)))
+
+
+def test_what_fit_did_not_write_is_not_overwritten(tmp_path: Path) -> None:
+    path = train.save_checkpoint(tmp_path / "checkpoint.safetensors", dropping())
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="was written by something else"):
+        run(tmp_path)
+    path.write_bytes(before[:-3])
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged or not a safetensors file"):
+        run(tmp_path)
+    assert path.read_bytes() == before[:-3]
+
+
+def test_without_its_appended_rows_it_cannot_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_folder, "_SHARE", math.inf)  # a checkpoint after every epoch
+    with pytest.raises(Killed):
+        run(tmp_path, stop=5)
+    (tmp_path / "appended.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"^out must hold all rows appended before epoch 2, got 0 of 50 attacked$"):
+        run(tmp_path)
+
+
+def test_appended_rows_of_nobody_are_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, network_of_other_weights(), stop=3)
+    (tmp_path / "checkpoint.safetensors").unlink()
+    assert same(run(tmp_path), run(None))
+    assert len(read_log(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "appended.safetensors"])
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    whole = results.write_whole
+    done: list[bytes] = []
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == name:
+            if len(done) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done.append(content)
+        whole(path, content)
+
+    for module in (_checkpoint, _append, _folder):
+        monkeypatch.setattr(module, "write_whole", full)
+    with pytest.raises(OSError, match=rf"{name} could not be written.*: No space left on device$"):
+        run(tmp_path)
+    assert (tmp_path / name).read_bytes() == done[-1]
+    monkeypatch.undo()
+    assert same(run(tmp_path), run(None))
+
+
+def test_out_must_be_a_folder_that_can_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"^out must be a folder that can be written to, got .*file"):
+        run(tmp_path / "file")
+
+
+def test_checkpoints_take_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which an epoch takes 7 s and a checkpoint 10 s: of 100 s at most 5 go into checkpoints."""
+    written: list[int] = []
+    clock = [0.0]
+
+    def tick(seconds: float, _: object) -> None:
+        clock[0] += seconds
+
+    def write(_: object, checkpoint: train.Checkpoint) -> None:
+        written.append(checkpoint.about["epoch"])
+        tick(10, None)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(_checkpoint, "write", write)
+    fit(network(), rows(), replace(CONFIG, epochs=60), out=tmp_path, progress=partial(tick, 7))
+    assert written == [1, 30, 59, 60]
+    written.clear()
+    fit(network(), rows(), replace(CONFIG, refresh=4), ATTACK, out=tmp_path, progress=partial(tick, 7))
+    assert written == [1, 4, 6]
+
+
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+import small_training
+
+torch.set_num_threads(1)
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # what its first use imports, the children need not
+chance, kills = random.Random(0), 0
+
+
+def child(out):
+    read, write = os.pipe()
+    process = os.fork()
+    if not process:
+        small_training.run(out, progress=lambda _: os.write(write, b"."))
+        os._exit(0)
+    os.close(write)
+    return process, read
+
+
+for folder in map(Path, sys.argv[2:]):
+    process, events = child(folder)
+    for _ in range(chance.randrange(8)):
+        os.read(events, 1)
+    time.sleep(chance.uniform(0, 0.02))
+    os.kill(process, signal.SIGKILL)
+    kills += os.waitpid(process, 0)[1] == signal.SIGKILL
+    process, events = child(folder)
+    assert os.waitpid(process, 0)[1] == 0
+print(kills)
+"""
+
+
+def test_kill_9_at_random_moments(tmp_path: Path) -> None:
+    """After so many epochs or calls of the attack, and up to 20 ms into what follows; of twelve."""
+    whole = run(tmp_path / "whole")
+    folders = [str(tmp_path / str(i)) for i in range(10)]
+    command = [sys.executable, "-c", KILLER, str(Path(__file__).parent), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 5  # on a busy machine a few may be done before they are killed
+    for folder in map(Path, folders):
+        assert same(train.load_checkpoint(folder).tensors, whole), folder
+        assert figures(read_log(folder)) == figures(read_log(tmp_path / "whole")), folder
