@@ -90,7 +90,9 @@ def test_values_inside_a_mask() -> None:
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "_Gradient"),
         (nn.Sequential(InputClamp(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
         (nn.Sequential(nn.Flatten(), InputClamp(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
-        (nn.Sequential(InputClamp(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
+        (nn.Sequential(InputClamp(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
+        (nn.Sequential(InputScale(0, 3), nn.Flatten(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
+        (nn.Sequential(InputScale(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
     ],
 )
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
@@ -140,6 +142,22 @@ def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) 
     assert not plain.success.all()
     assert torch.equal(clamped.margin, plain.margin)
     assert torch.equal(clamped.success, plain.success)
+
+
+@pytest.mark.parametrize("first", [TruncatedLinear(60, 60, 5), InputTruncation(60, 5)], ids=str)
+def test_a_scale_hides_nothing(first: nn.Module) -> None:
+    """The attack on a network behind a scale is that on the network itself, of images and a box that are scaled."""
+    g, scale = Generator().manual_seed(0), InputScale(-3.0, 1.0)  # exact in floating point
+    net = hidden(first, g)
+    x = torch.randint(-64, 65, (40, 60), generator=g).double() / 64
+    with torch.no_grad():
+        y = net(scale(x)).argmax(1)
+    plain = adaptive(net, scale(x), y, L0Ball(1, low=-15.25, high=16.75), queries=60, candidates=4)
+    scaled = adaptive(nn.Sequential(scale, net), x, y, L0Ball(1, low=-64, high=64), queries=60, candidates=4)
+    assert not plain.success.all()
+    assert torch.equal(scaled.success, plain.success)
+    torch.testing.assert_close(scaled.margin, plain.margin)
+    torch.testing.assert_close(scale(scaled.x_adv), plain.x_adv)
 
 
 def test_a_way_around_a_clamp_is_used() -> None:

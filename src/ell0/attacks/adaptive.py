@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..nn import InputClamp, InputTruncation, TruncatedLinear
+from ..nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim, check_count
 from .sparse_rs import Palette, Search
 
 __all__ = ["adaptive"]
+
+L = TypeVar("L", bound=nn.Module)
 
 _SEARCH = 10**6  # the random search draws from here on, however many moments came before
 
@@ -40,8 +43,8 @@ def adaptive(
     tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
     better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
     mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
-    without such a layer at its input, or with an `InputScale` before it, is scored by its gradient, straight through
-    truncations further on. Behind an `InputClamp` a value beyond it is scored as the end of it.
+    without such a layer at its input, an `InputClamp` and an `InputScale` aside, is scored by its gradient, straight
+    through truncations further on. Behind a clamp a value beyond it is scored as the end of it.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -101,11 +104,11 @@ class _Gradient:
 
 
 class _Product(_Gradient):
-    """Scores through a truncated product of the input."""
+    """Scores through a truncated product of the input, clamped and scaled."""
 
-    def __init__(self, victim: Victim, clamp: InputClamp, layer: TruncatedLinear) -> None:
+    def __init__(self, victim: Victim, clamp: InputClamp, scale: InputScale, layer: TruncatedLinear) -> None:
         super().__init__(victim, clamp)
-        self.layer = layer
+        self.scale, self.layer = scale, layer
         self.weight = layer.weight.detach()
         self.prepared = ops.prepare(self.weight)
         self.positive, self.negative = (self.weight > 0).to(self.weight), (self.weight < 0).to(self.weight)
@@ -123,7 +126,7 @@ class _Product(_Gradient):
         now = source * (slope @ self.weight)
         moves = []
         for value in options:
-            numbers = self.clamp(value).flatten(1)
+            numbers = self.scale(self.clamp(value)).flatten(1)
             share = self._saturated(high, low, numbers.abs().mean(1))
             up, down = slope * share * high, slope * share * low
             far = torch.where(
@@ -147,12 +150,13 @@ class _Mask(_Gradient):
 
     INSIDE = 0.999
 
-    def __init__(self, victim: Victim, clamp: InputClamp, layer: InputTruncation) -> None:
+    def __init__(self, victim: Victim, clamp: InputClamp, scale: InputScale, layer: InputTruncation) -> None:
         super().__init__(victim, clamp)
-        self.layer = layer
+        self.scale, self.layer = scale, layer
         self.weight = victim.units(layer.weight.detach().view(1, *victim.x.shape[1:]))
-        least, most = self._thresholds(victim.units(clamp(victim.x)))
-        ends = [self.INSIDE * cut / torch.where(self.weight == 0, 1.0, self.weight) for cut in (least, most)]
+        least, most = self._thresholds(victim.units(scale(clamp(victim.x))))
+        numbers = [self.INSIDE * cut / torch.where(self.weight == 0, 1.0, self.weight) for cut in (least, most)]
+        ends = [scale.low + (scale.high - scale.low) * number for number in numbers]
         self.inner_low = torch.minimum(*ends).clamp(self.low, self.high)
         self.inner_high = torch.maximum(*ends).clamp(self.low, self.high)
 
@@ -171,39 +175,44 @@ class _Mask(_Gradient):
         least, most = self._thresholds(numbers)
 
         def kept(value: Tensor) -> Tensor:
-            product: Tensor = self.weight * self.clamp(value)
+            product = self.weight * value
             return product.where((product >= least) & (product <= most), 0.0)
 
         now = kept(numbers)
-        return [slope * (kept(value) - now) for value in options]
+        return [slope * (kept(self.scale(self.clamp(value))) - now) for value in options]
 
     def palette(self) -> Palette:
         return Palette(self.victim, "corners", self.inner_low, self.inner_high)
 
 
 def _scorer(victim: Victim) -> _Gradient:
-    """What fits the first truncation of the model, if that sees the input as it is or clamped."""
+    """What fits the first truncation of the model, if that sees the input as it is, or clamped, or scaled."""
     clamp = _clamp(victim)
-    for layer in victim.model.modules() if isinstance(victim.model, nn.Module) else ():
-        if not isinstance(layer, TruncatedLinear | InputTruncation) or layer.k == 0:
-            continue
-        if not _sees_input(victim, clamp, layer):
-            break
-        return _Product(victim, clamp, layer) if isinstance(layer, TruncatedLinear) else _Mask(victim, clamp, layer)
-    return _Gradient(victim, clamp)
+    layers = [layer for layer in _layers(victim, nn.Module) if isinstance(layer, TruncatedLinear | InputTruncation)]
+    first = next((layer for layer in layers if layer.k), None)
+    scale = None if first is None else _scale(victim, clamp, first)
+    if first is None or scale is None:
+        return _Gradient(victim, clamp)
+    if isinstance(first, TruncatedLinear):
+        return _Product(victim, clamp, scale, first)
+    return _Mask(victim, clamp, scale, first)
 
 
 def _clamp(victim: Victim) -> InputClamp:
     """The clamp that all of the input goes through; one that clamps nothing, if the model has none."""
-    for layer in victim.model.modules() if isinstance(victim.model, nn.Module) else ():
-        if not isinstance(layer, InputClamp):
-            continue
+    for layer in _layers(victim, InputClamp):
         sample = _sample(victim, 2 * max([1.0, *(abs(end) for end in (layer.low, layer.high) if math.isfinite(end))]))
         # Asked of the model, not of its structure: there may be a way around the layer.
         free, clamped = (_ask(victim, points) for points in (sample, layer(sample)))
         if free is not None and clamped is not None and torch.equal(free, clamped):
             return layer
     return InputClamp(-math.inf, math.inf)
+
+
+def _layers(victim: Victim, kind: type[L]) -> list[L]:
+    """The layers of that kind, in the model's order."""
+    modules = victim.model.modules() if isinstance(victim.model, nn.Module) else ()
+    return [layer for layer in modules if isinstance(layer, kind)]
 
 
 def _sample(victim: Victim, size: float) -> Tensor:
@@ -221,11 +230,12 @@ def _ask(victim: Victim, points: Tensor) -> Tensor | None:
     return logits
 
 
-def _sees_input(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTruncation) -> bool:
-    """Whether the layer gets all numbers of a sample, clamped and not otherwise changed, once."""
+def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTruncation) -> InputScale | None:
+    """The scale by which the layer gets all numbers of a sample, clamped and not otherwise changed, once; one that
+    changes nothing, if they are not scaled, and None if they are not so."""
     sample = _sample(victim, 2.0)
     if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != sample.numel():
-        return False
+        return None
     seen: list[tuple[Tensor, ...]] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     try:
@@ -233,10 +243,14 @@ def _sees_input(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | Inpu
     finally:
         hook.remove()
     if not answered or len(seen) != 1 or len(seen[0]) != 1:
-        return False
+        return None
     (got,) = seen[0]
-    same = got.numel() == sample.numel() and got.dtype == sample.dtype
-    return same and torch.equal(got.flatten(), clamp(sample).flatten())
+    if got.numel() != sample.numel() or got.dtype != sample.dtype:
+        return None
+    for scale in (InputScale(0.0, 1.0), *_layers(victim, InputScale)):
+        if torch.equal(got.flatten(), scale(clamp(sample)).flatten()):
+            return scale
+    return None
 
 
 class _State:
