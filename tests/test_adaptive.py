@@ -30,6 +30,17 @@ class Row(nn.Module):
         return torch.cat([-out, out], 1)
 
 
+class Skip(nn.Module):
+    """A layer and a way around it."""
+
+    def __init__(self, layer: nn.Module, around: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.around = layer, around
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.layer(x), self.around(x))
+
+
 def optimum(net: Row, x: Tensor, y: Tensor, budget: int) -> Tensor:
     """The smallest margin that ``budget <= k`` changes of any size can reach: twice the sum without its k + budget
     largest and its k - budget smallest terms."""
@@ -93,6 +104,9 @@ def test_values_inside_a_mask() -> None:
         (nn.Sequential(InputClamp(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Product"),
         (nn.Sequential(InputScale(0, 3), nn.Flatten(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
         (nn.Sequential(InputScale(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
+        (nn.Sequential(InputScale(-2, 2), InputClamp(0, 1), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
+        (nn.Sequential(nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3))), "_Gradient"),
+        (nn.Sequential(InputScale(), nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3))), "_Gradient"),
     ],
 )
 @pytest.mark.parametrize("unit", ["feature", "pixel"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, recipe
 from ell0.attacks import sparse_rs
-from ell0.precision import _ALL, dense_products
+from ell0.precision import _SWITCHES, dense_products
 from ell0.recipe import _run
 from ell0.recipe._measure import measured
 from ell0.recipe._recipe import Task
@@ -22,8 +22,8 @@ from tiny_recipe import write_recipe
 
 
 def switches() -> tuple[str, ...]:
-    """Products and convolutions on a GPU, recurrent layers there, products on a processor."""
-    return tuple(switch.fp32_precision for switch in _ALL)
+    """Products, convolutions and recurrent layers on a GPU, then on a processor."""
+    return tuple(switch.fp32_precision for switch in _SWITCHES)
 
 
 def older() -> tuple[str, bool]:
@@ -47,7 +47,7 @@ def _switches() -> Iterator[None]:
     yield
     set_one(torch.backends, "none")
     set_older("highest", True)
-    for switch, precision in zip(_ALL, before, strict=True):
+    for switch, precision in zip(_SWITCHES, before, strict=True):
         switch.fp32_precision = precision
 
 
@@ -55,9 +55,10 @@ STATES: list[Callable[[], None]] = [
     partial(set_older, "highest", True),
     partial(set_older, "high", False),
     partial(set_older, "medium", True),
-    partial(set_one, _ALL[0], "tf32"),
-    partial(set_one, _ALL[1], "ieee"),
-    partial(set_one, _ALL[3], "bf16"),
+    partial(set_one, _SWITCHES[0], "tf32"),
+    partial(set_one, _SWITCHES[1], "ieee"),
+    partial(set_one, _SWITCHES[3], "bf16"),
+    partial(set_one, _SWITCHES[4], "bf16"),
     partial(set_one, torch.backends, "tf32"),
 ]
 
@@ -83,6 +84,26 @@ def test_the_older_names_say_what_they_said(state: Callable[[], None]) -> None:
     with dense_products(tf32=False):
         assert older() == ("highest", False)
     assert older() == before
+
+
+def test_the_older_names_can_be_read_where_they_could() -> None:
+    set_older("high", True)
+    set_one(_SWITCHES[3], "bf16")
+    assert torch.backends.cuda.matmul.allow_tf32
+    with dense_products(tf32=False):
+        assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+def test_what_was_said_of_all_can_still_be_taken_back() -> None:
+    set_one(torch.backends, "tf32")
+    set_one(_SWITCHES[0], "none")
+    assert switches()[0] == "tf32"
+    with dense_products(tf32=False):
+        pass
+    assert switches()[0] == "tf32"
+    set_one(torch.backends, "ieee")
+    assert switches()[0] == "ieee"
 
 
 def test_the_switches_are_put_back_after_an_error() -> None:

@@ -43,8 +43,9 @@ def adaptive(
     tried, the best one stays, until the budget is spent. Then each changed unit in turn is taken back and replaced by a
     better one, ``sweeps`` times, and what is left of the queries goes into a random search from there. An element-wise
     mask (`InputTruncation`) sets extremes to 0, so there the values just inside its thresholds are tried too. A model
-    without such a layer at its input, an `InputClamp` and an `InputScale` aside, is scored by its gradient, straight
-    through truncations further on. Behind a clamp a value beyond it is scored as the end of it.
+    without such a layer at its input, an `InputClamp` and an `InputScale` after it aside, or with a way around that
+    layer, is scored by its gradient, straight through truncations further on. Behind a clamp a value beyond it is
+    scored as the end of it.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -231,9 +232,10 @@ def _ask(victim: Victim, points: Tensor) -> Tensor | None:
 
 
 def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTruncation) -> InputScale | None:
-    """The scale by which the layer gets all numbers of a sample, clamped and not otherwise changed, once; one that
-    changes nothing, if they are not scaled, and None if they are not so."""
-    sample = _sample(victim, 2.0)
+    """The scale by which the layer gets all numbers of a sample, clamped and not otherwise changed, once, and nothing
+    goes around it; one that changes nothing, if they are not scaled, and None if it is not so."""
+    ends = (end.where(victim.mutable, 0.0) for end in (victim.low, victim.high))
+    sample = _sample(victim, max([2.0, *(float(end.abs().max()) for end in ends)]))
     if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != sample.numel():
         return None
     seen: list[tuple[Tensor, ...]] = []
@@ -245,12 +247,28 @@ def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTrun
     if not answered or len(seen) != 1 or len(seen[0]) != 1:
         return None
     (got,) = seen[0]
-    if got.numel() != sample.numel() or got.dtype != sample.dtype:
+    if got.numel() != sample.numel() or got.dtype != sample.dtype or _has_a_way_around(victim, layer, sample):
         return None
     for scale in (InputScale(0.0, 1.0), *_layers(victim, InputScale)):
         if torch.equal(got.flatten(), scale(clamp(sample)).flatten()):
             return scale
     return None
+
+
+def _has_a_way_around(victim: Victim, layer: nn.Module, sample: Tensor) -> bool:
+    """Whether the model still tells a sample from another one while the layer says the same of both."""
+    said: list[Tensor] = []
+
+    def repeat(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        said.append(output)
+        return said[0]
+
+    hook = layer.register_forward_hook(repeat)
+    try:
+        one, other = (_ask(victim, points) for points in (sample, -sample))
+    finally:
+        hook.remove()
+    return one is None or other is None or not torch.equal(one, other)
 
 
 class _State:
