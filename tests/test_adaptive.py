@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,14 +32,14 @@ class Row(nn.Module):
 
 
 class Skip(nn.Module):
-    """A layer and a way around it."""
+    """A layer and a way around it, which join."""
 
-    def __init__(self, layer: nn.Module, around: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, around: nn.Module, join: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.layer, self.around = layer, around
+        self.layer, self.around, self.join = layer, around, join
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.add(self.layer(x), self.around(x))
+        return self.join(self.layer(x), self.around(x))
 
 
 def optimum(net: Row, x: Tensor, y: Tensor, budget: int) -> Tensor:
@@ -105,12 +106,18 @@ def test_values_inside_a_mask() -> None:
         (nn.Sequential(InputScale(0, 3), nn.Flatten(), InputTruncation(12, 2), nn.Linear(12, 3)), "_Mask"),
         (nn.Sequential(InputScale(), InputScale(), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
         (nn.Sequential(InputScale(-2, 2), InputClamp(0, 1), nn.Flatten(), TruncatedLinear(12, 3, 2)), "_Gradient"),
-        (nn.Sequential(nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3))), "_Gradient"),
-        (nn.Sequential(InputScale(), nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3))), "_Gradient"),
+        (nn.Sequential(nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3), torch.mul)), "_Gradient"),
+        (
+            nn.Sequential(InputScale(), nn.Flatten(), Skip(TruncatedLinear(12, 3, 2), nn.Linear(12, 3), torch.add)),
+            "_Gradient",
+        ),
     ],
 )
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
-def test_the_defence_is_recognised(net: nn.Module, kind: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", [10.0, 1e10])
+def test_the_defence_is_recognised(
+    net: nn.Module, kind: str, unit: str, end: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[str] = []
     module = importlib.import_module("ell0.attacks.adaptive")
     real = module._scorer
@@ -124,7 +131,7 @@ def test_the_defence_is_recognised(net: nn.Module, kind: str, unit: str, monkeyp
     x = torch.rand(9, 3, 2, 2, generator=Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
         y = net(x).argmax(1)
-    adaptive(net, x, y, L0Ball(2, unit, low=-10, high=10), queries=60)  # type: ignore[arg-type]
+    adaptive(net, x, y, L0Ball(2, unit, low=-end, high=end), queries=60)  # type: ignore[arg-type]
     assert found == [kind]
 
 

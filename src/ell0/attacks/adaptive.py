@@ -189,14 +189,16 @@ class _Mask(_Gradient):
 def _scorer(victim: Victim) -> _Gradient:
     """What fits the first truncation of the model, if that sees the input as it is, or clamped, or scaled."""
     clamp = _clamp(victim)
-    layers = [layer for layer in _layers(victim, nn.Module) if isinstance(layer, TruncatedLinear | InputTruncation)]
-    first = next((layer for layer in layers if layer.k), None)
-    scale = None if first is None else _scale(victim, clamp, first)
-    if first is None or scale is None:
-        return _Gradient(victim, clamp)
-    if isinstance(first, TruncatedLinear):
-        return _Product(victim, clamp, scale, first)
-    return _Mask(victim, clamp, scale, first)
+    for layer in _layers(victim, nn.Module):
+        if not isinstance(layer, TruncatedLinear | InputTruncation) or layer.k == 0:
+            continue
+        scale = _scale(victim, clamp, layer)
+        if scale is None:
+            break
+        if isinstance(layer, TruncatedLinear):
+            return _Product(victim, clamp, scale, layer)
+        return _Mask(victim, clamp, scale, layer)
+    return _Gradient(victim, clamp)
 
 
 def _clamp(victim: Victim) -> InputClamp:
@@ -257,13 +259,7 @@ def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTrun
 
 def _has_a_way_around(victim: Victim, layer: nn.Module, sample: Tensor) -> bool:
     """Whether the model still tells a sample from another one while the layer says the same of both."""
-    said: list[Tensor] = []
-
-    def repeat(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        said.append(output)
-        return said[0]
-
-    hook = layer.register_forward_hook(repeat)
+    hook = layer.register_forward_hook(lambda _, __, output: torch.ones_like(output))
     try:
         one, other = (_ask(victim, points) for points in (sample, -sample))
     finally:
