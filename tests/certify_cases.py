@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import torch
 from hypothesis import settings
@@ -24,27 +24,47 @@ few = settings(max_examples=settings().max_examples // 8)
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class AnyCase:
     """A small network, two rows of input and an attacker."""
 
     model: nn.Sequential
     x: Tensor
-    y: Tensor
     ball: L0Ball
     generator: torch.Generator
+
+    @cached_property
+    def y(self) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = self.model(self.x)
+        return logits.argmax(1)
 
     @cached_property
     def network(self) -> Network:
         return Network.read(self.model, self.x).double()
 
     @cached_property
+    def reach(self) -> Reach:
+        return Reach.of(self.x, self.ball, self.network.rising)
+
+    def budgets(self, *shape: int) -> Tensor:
+        return torch.full((len(self.x), *shape), self.ball.budget)
+
+    def single(self) -> Self:
+        """The same in float32."""
+        ball, model = self.ball, copy.deepcopy(self.model).float()
+        assert isinstance(ball.low, Tensor)
+        assert isinstance(ball.high, Tensor)
+        ball = replace(ball, low=ball.low.float(), high=ball.high.float())
+        return replace(self, model=model, x=self.x.float(), ball=ball)
+
+
+class Case(AnyCase):
+    """One whose network begins with a linear layer."""
+
+    @cached_property
     def layer(self) -> nn.Linear:
         assert isinstance(self.network.layer, nn.Linear)
         return self.network.layer
-
-    @cached_property
-    def reach(self) -> Reach:
-        return Reach.of(self.x, self.ball, self.network.rising)
 
 
 def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
@@ -111,8 +131,7 @@ def cases(draw: st.DrawFn, heads: str = "dense", kinds: tuple[str, ...] = ("trun
                 value.copy_(numbers(generator, *value.shape, ties=ties) if value.ndim else value)
                 if "running_var" in name:
                     value.abs_().add_(0.1)
-        y = model(x).argmax(1)
-    return Case(model, x, y, L0Ball(budget, unit, low, high, mutable), generator)  # type: ignore[arg-type]
+    return Case(model, x, L0Ball(budget, unit, low, high, mutable), generator)  # type: ignore[arg-type]
 
 
 def far(case: Case) -> Tensor:
@@ -164,12 +183,11 @@ def least_margins(case: Case, points: Tensor, rows: Tensor) -> Tensor:
     return torch.stack([margins[rows == row].amin(0) for row in range(len(case.x))])
 
 
-def bound(case: Case, method: Any) -> tuple[Tensor, Tensor]:
+def bound(case: AnyCase, method: Any) -> tuple[Tensor, Tensor]:
     """Below the margins, and the slack for rounding: two ``(n, classes)``."""
     goals = margin_goals(case.y, case.model(case.x).shape[1])
-    budgets = torch.full((len(case.x),), case.ball.budget)
     with torch.no_grad():
-        return Bounder(case.network).at(case.reach, budgets, goals, method)
+        return Bounder(case.network).at(case.reach, case.budgets(), goals, method)
 
 
 def small(k: int = 3, classes: int = 3, **kwargs: Any) -> nn.Sequential:

@@ -121,7 +121,7 @@ def test_terms_that_cannot_move_stay_in_the_sum(seed: int, k: int, budget: int, 
     x = numbers(generator, 2, d, ties=True).abs() * (torch.tensor([1.0, -1.0]).unsqueeze(1))
     mutable = torch.rand(d, generator=generator) < 0.6 if frozen else None
     ball = L0Ball(budget, low=-inf, high=inf, mutable=mutable)
-    case = Case(nn.Sequential(layer).eval(), x, torch.zeros(2).long(), ball, generator)
+    case = Case(nn.Sequential(layer).eval(), x, ball, generator)
     found = case.network.first.interval(case.reach, torch.full((2, 1), budget))
     for end, truth in zip(found, enumerated(case), strict=True):
         torch.testing.assert_close(end.squeeze(1), truth)
@@ -179,24 +179,13 @@ def test_the_joint_bound_of_a_separable_layer_is_attained(case: Case) -> None:
 # What predicts is float32
 
 
-def single(case: Case) -> Case:
-    """The same in float32."""
-    ball, model = case.ball, copy.deepcopy(case.model).float()
-    assert isinstance(ball.low, Tensor)
-    assert isinstance(ball.high, Tensor)
-    x = case.x.float()
-    with torch.no_grad():
-        y = model(x).argmax(1)
-    return Case(model, x, y, replace(ball, low=ball.low.float(), high=ball.high.float()), case.generator)
-
-
 @layers
 @given(cases(), st.sampled_from([1.0, 1e3]))
 def test_rounding_stays_within_the_slack(case: Case, scale: float) -> None:
     last = case.model[-1]
     assert isinstance(last, nn.Linear)
     last.bias = nn.Parameter(last.weight.detach()[:, 0] * scale)
-    case = single(case)
+    case = case.single()
     points, rows = attacks(case)
     exact, rounded = least_margins(case, points.double(), rows), least_margins(case, points, rows).double()
     slack = bound(case, "ibp")[1]
@@ -222,7 +211,7 @@ def test_errors_of_the_first_layer_stay_within_the_slack(case: Case, error: floa
 @few
 @given(cases())
 def test_a_certified_row_never_falls(case: Case) -> None:
-    case = single(case)
+    case = case.single()
     radius = certify.radius(case.model, case.x, case.y, case.ball)
     assert (radius >= 0).all()
     for budget in range(1, case.ball.budget + 1):

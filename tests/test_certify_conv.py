@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, get_args
@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from certify_cases import AnyCase, bound, numbers
 from ell0 import L0Ball, certify
 from ell0.attacks import sparse_rs
 from ell0.certify import _certify, _conv
-from ell0.certify._bound import Bounder, margin_goals
-from ell0.certify._network import Network
-from ell0.certify._reach import Reach
 from ell0.models import small_cnn
 from ell0.nn import InputClamp, TruncatedConv2d, TruncatedLinear
 from ell0.ops import reference
@@ -34,43 +32,14 @@ networks = settings(max_examples=settings().max_examples * 5 // 4)
 few = settings(max_examples=settings().max_examples // 5)
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A small network of convolutions, two images and an attacker."""
-
-    model: nn.Sequential
-    x: Tensor
-    ball: L0Ball
-    generator: torch.Generator
-
-    @cached_property
-    def y(self) -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = self.model(self.x)
-        return logits.argmax(1)
+class Case(AnyCase):
+    """One whose network begins with a truncated convolution."""
 
     @cached_property
     def layer(self) -> TruncatedConv2d:
         layer = self.network.layer
         assert isinstance(layer, TruncatedConv2d)
         return layer
-
-    @cached_property
-    def network(self) -> Network:
-        return Network.read(self.model, self.x).double()
-
-    @cached_property
-    def reach(self) -> Reach:
-        return Reach.of(self.x, self.ball, self.network.rising)
-
-    def budgets(self, *shape: int) -> Tensor:
-        return torch.full((len(self.x), *shape), self.ball.budget)
-
-
-def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
-    """Normal numbers, or few different ones with many zeros, in which terms tie and weights vanish."""
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return (drawn * 1.5).round() / 2 if ties else drawn
 
 
 @st.composite
@@ -152,12 +121,6 @@ def points(case: Case, row: int) -> Tensor:
     # A pixel whose channel outside the box is not moved cannot change in another.
     within = case.ball.part(case.x, torch.tensor([row]))
     return moved[within.contains(x.expand_as(moved), moved)]
-
-
-def bound(case: Case, method: Any) -> tuple[Tensor, Tensor]:
-    """Below the margins, and the slack for rounding: two ``(n, classes)``."""
-    with torch.no_grad():
-        return Bounder(case.network).at(case.reach, case.budgets(), margin_goals(case.y, 2), method)
 
 
 def margins_at(case: Case, row: int, moved: Tensor) -> Tensor:
@@ -258,18 +221,10 @@ def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
 # What predicts is float32
 
 
-def single(case: Case) -> Case:
-    ball = case.ball
-    assert isinstance(ball.low, Tensor)
-    assert isinstance(ball.high, Tensor)
-    model = copy.deepcopy(case.model).float()
-    return Case(model, case.x.float(), replace(ball, low=ball.low.float(), high=ball.high.float()), case.generator)
-
-
 @few
 @given(cases())
 def test_rounding_stays_within_the_slack(case: Case) -> None:
-    case = single(case)
+    case = case.single()
     double, slack = copy.deepcopy(case.model).double(), bound(case, "ibp")[1]
     for row in range(2):
         moved = points(case, row)
@@ -282,7 +237,7 @@ def test_rounding_stays_within_the_slack(case: Case) -> None:
 @few
 @given(cases())
 def test_the_first_layer_rounds_no_further_than_it_says(case: Case) -> None:
-    case = single(case)
+    case = case.single()
     first = case.network.first
     allowed = first.rounding(case.reach, case.budgets(1)).expand(2, 1, first.outputs).squeeze(1)
     rounded = nn.Sequential(*case.network.rising, copy.deepcopy(case.layer).float(), nn.Flatten())
@@ -296,7 +251,7 @@ def test_the_first_layer_rounds_no_further_than_it_says(case: Case) -> None:
 @few
 @given(cases())
 def test_a_certified_row_never_falls(case: Case) -> None:
-    case = single(case)
+    case = case.single()
     radii = certify.radius(case.model, case.x, case.y, case.ball)
     assert (radii >= 0).all()
     for budget in range(1, case.ball.budget + 1):

@@ -25,10 +25,7 @@ from ell0.results import Results
 from ell0.train import save_checkpoint
 from tiny_recipe import write_recipe
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

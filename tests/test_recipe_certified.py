@@ -21,6 +21,8 @@ from ell0.results import Results, Row
 from ell0.train import load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TRAINED = """
 [[classifier]]
 name = "F(3) certified"
@@ -51,11 +53,6 @@ rows = 20
 [[measure]]
 what = "clean_accuracy"
 """
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def added(tiny: Path, text: str) -> Path:

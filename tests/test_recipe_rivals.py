@@ -21,6 +21,8 @@ from ell0.recipe._recipe import identity
 from ell0.results import Results, Row
 from ell0.train import load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BUDGETS = (1, 2, 4, 8, 10, 16, 20)
 
 RIVALS = """
@@ -68,11 +70,6 @@ what = "certified_accuracy"
 budgets = [1, 2]
 unit = "pixel"
 """
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def write_rivals(folder: Path, text: str = RIVALS) -> Path:

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -218,14 +217,6 @@ def _luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    if chromium.FOUND is None:
-        pytest.skip("no Chromium on this machine")
-    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def _wide(folder: Path) -> Path:

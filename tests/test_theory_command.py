@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -415,14 +414,6 @@ def test_pages_show_every_figure_with_its_interval(small: Results, mine: Results
         assert name in text
     assert "With k = 0 nothing is truncated" in text
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    if chromium.FOUND is None:
-        pytest.skip("no Chromium on this machine")
-    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("width", [360, 1440])
