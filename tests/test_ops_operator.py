@@ -10,22 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.library import opcheck
 
 from ell0.ops import kernel, operator, prepare, trimmed_linear, trimmed_linears, truncated_linear
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=Generator().manual_seed(seed), dtype=dtype)
+from trimmed_cases import numbers
 
 
 def leaves(batch: int, out: int, d: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, bias = (
-        random(batch, d, dtype=dtype),
-        random(out, d, seed=1, dtype=dtype),
-        random(out, seed=2, dtype=dtype),
+        numbers(batch, d, dtype=dtype),
+        numbers(out, d, seed=1, dtype=dtype),
+        numbers(out, seed=2, dtype=dtype),
     )
     return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
@@ -50,7 +47,7 @@ def test_operators_are_registered_soundly(backend: str, k: int, dtype: torch.dty
     _, cuts, ties, walked = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, [k, 1], True)
     saved = x.detach(), weight.detach(), prepared[0], prepared[2], cuts, ties, walked
     for to_x, to_weight in ((True, True), (True, False), (False, True)):
-        arguments = (random(1, 5, 3, dtype=dtype), *saved, to_x, to_weight)
+        arguments = (numbers(1, 5, 3, dtype=dtype), *saved, to_x, to_weight)
         opcheck(torch.ops.ell0.trimmed_linear_backward.default, arguments)
 
 
@@ -171,7 +168,7 @@ def test_several_pairs_are_each_one(backend: str, counts: list[tuple[int, int]])
     assert together.shape == (len(counts), 2, 3, 3)
     each = [trimmed_linear(*inputs, top=top, bottom=bottom).view(2, 3, 3) for top, bottom in counts]
     torch.testing.assert_close(together, torch.stack(each), rtol=1e-12, atol=1e-12)
-    share = random(*together.shape, seed=3)
+    share = numbers(*together.shape, seed=3)
     found, wanted = (torch.autograd.grad((out * share).sum(), inputs) for out in (together, torch.stack(each)))
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     assert backend == kernel.build()
@@ -217,7 +214,7 @@ def test_a_compiler_that_does_nothing_counts_as_absent(
 
 def assert_compiles(compiler: str) -> None:
     torch._dynamo.reset()
-    layer, x = Layer(), random(7, 40, dtype=torch.float32).requires_grad_()
+    layer, x = Layer(), numbers(7, 40, dtype=torch.float32).requires_grad_()
     compiled = torch.compile(layer, fullgraph=True, backend=compiler)
     results = []
     for run in (layer, compiled):
@@ -294,7 +291,7 @@ def test_autocast_leaves_the_product_in_the_precision_of_the_weight(backend: str
 
 
 def test_exported_it_is_the_same(backend: str) -> None:
-    layer, x = Layer(), random(7, 40, dtype=torch.float32)
+    layer, x = Layer(), numbers(7, 40, dtype=torch.float32)
     fixed = torch.export.export(layer, (x,))
     assert torch.equal(fixed.module()(x), layer(x)), backend
     open_batch = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -354,12 +351,12 @@ def test_a_stale_prepared_weight_is_refused(backend: str, change: str) -> None:
 
 
 def test_a_new_weight_in_the_memory_of_the_old_one_is_refused() -> None:
-    x = random(3, 100)
+    x = numbers(3, 100)
     for seed in range(100):
-        weight = random(64 + seed, 100, seed=seed)
+        weight = numbers(64 + seed, 100, seed=seed)
         prepared = prepare(weight)
         del weight  # the allocator may now give its memory to the next one
-        weight = random(64 + seed, 100, seed=seed + 1)
+        weight = numbers(64 + seed, 100, seed=seed + 1)
         with pytest.raises(ValueError, match="prepared must come from this weight as it is now"):
             trimmed_linear(x, weight, top=2, bottom=1, prepared=prepared)
 
