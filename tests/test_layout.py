@@ -14,7 +14,7 @@ import ell0
 
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
-    "threat", "ops", "nn", "models", "data", "attacks", "results", "parallel", "precision", "evaluation", "train",
+    "common", "threat", "ops", "nn", "models", "data", "attacks", "results", "parallel", "precision", "evaluation", "train",
     "certify", "theory", "recipe", "report", "bench", "cli",
 ]  # fmt: skip
 
