@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from ell0.nn import TruncatedConv2d
 from ell0.ops import conv, reference, trimmed_conv2d, trimmed_conv2ds
-from ell0.ops.conv import Unit
 from ell0.ops.reference import Geometry
+from ell0.threat import Unit
 from trimmed_cases import BACKENDS, KINDS, UNITS, assert_close, numbers, using
 
 inf, nan = math.inf, math.nan

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from ell0.attacks.surrogate import TEMPERATURE, Surrogate, surrogate_gradients
 from ell0.nn import TruncatedConv2d
 from ell0.ops import conv, reference, trimmed_conv2d
-from ell0.ops.conv import Unit
+from ell0.threat import Unit
 from trimmed_cases import UNITS, numbers
 
 

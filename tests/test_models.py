@@ -17,7 +17,6 @@ BUILDERS: list[Callable[[int], nn.Module]] = [
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="conv"),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="pixel"),
-    lambda k: models.pixel_mlp(k, in_shape=(1, 4, 4), hidden=(12, 6), classes=4),
 ]
 
 
@@ -108,7 +107,7 @@ def test_vgg19_takes_other_shapes() -> None:
             models.vgg19(0, in_shape=(1, 28, 28))
 
 
-@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn, models.pixel_mlp])
+@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
 @pytest.mark.parametrize("shape", [(3, 32), (3, 32, 32, 1), (3.0, 32, 32), 32])
 def test_shapes_are_of_images(build: Callable[..., nn.Module], shape: Any) -> None:
     with pytest.raises(ValueError, match="in_shape must be "):
@@ -185,16 +184,3 @@ def test_models_learn_and_can_be_traced_and_exported(build: Callable[[int], nn.M
     torch.testing.assert_close(fx.symbolic_trace(model)(x), out)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.testing.assert_close(program.module()(x[:2]), out[:2])
-
-
-def test_the_pixel_mlp_is_the_mlp_where_a_pixel_has_one_number() -> None:
-    x = torch.randn(3, 1, 4, 4)
-    for k in (0, 3):
-        plain, pixels = seeded(BUILDERS[0], k), seeded(BUILDERS[-1], k)
-        assert all(torch.equal(a, b.view_as(a)) for a, b in zip(plain.parameters(), pixels.parameters(), strict=True))
-        torch.testing.assert_close(plain(x), pixels(x))
-    with pytest.raises(ValueError, match="got k=8 with 16 terms"):
-        models.pixel_mlp(8, in_shape=(3, 4, 4))
-    first = models.pixel_mlp(7, in_shape=(3, 4, 4), hidden=())[0]
-    assert isinstance(first, TruncatedConv2d)
-    assert (first.k, first.unit, first.out_channels) == (7, "pixel", 10)

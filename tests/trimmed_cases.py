@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from ell0.ops import kernel, reference, trimmed_linear
-from ell0.ops.conv import Unit
+from ell0.threat import Unit
 
 inf, nan = math.inf, math.nan
 BACKENDS = (*kernel.builds(), "none")

@@ -1,4 +1,4 @@
-"""The networks of the paper, F(k) and VGG(k), F(k) on pixels, a plain, a residual and a small one.
+"""The networks of the paper, F(k) and VGG(k), a plain, a residual and a small one.
 
 All return logits.
 """
@@ -15,14 +15,14 @@ from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
 from .nn.conv import check_field_k
 from .nn.layers import check_shape
 from .ops import check_k
-from .ops.conv import Unit
+from .threat import Unit
 
 Truncation = Literal["input", "conv", "pixel"]
 """Where a network of convolutions drops extremes: of its input, or of the products or pixels its first layer sums."""
 
 Activation = Literal["relu", "softplus"]
 
-__all__ = ["cnn", "mlp", "pixel_mlp", "preact_resnet18", "small_cnn", "vgg19"]
+__all__ = ["cnn", "mlp", "preact_resnet18", "small_cnn", "vgg19"]
 
 VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -42,34 +42,6 @@ def mlp(
     for i, (before, after) in enumerate(pairwise(sizes)):
         layers += [nn.Linear(before, after) if i or k == 0 else TruncatedLinear(before, after, k), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def pixel_mlp(
-    k: int = 10,
-    *,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
-    hidden: Sequence[int] = (512,),
-    classes: int = 10,
-) -> nn.Sequential:
-    """`mlp` on images, whose first layer drops whole pixels: sums of ``height * width`` terms, one for each position.
-
-    Input ``(n, *in_shape)``, output ``(n, classes)``. That layer is a `TruncatedConv2d` with a window as large as the
-    image, so k changed pixels are k changed terms however many channels there are; ``k=0`` has ``nn.Conv2d``.
-    """
-    shape = check_shape("in_shape", in_shape)
-    if len(shape) != 3:
-        raise ValueError(f"in_shape must be (channels, height, width), got {in_shape!r}")
-    channels, *size = shape
-    window = (size[0], size[1])
-    check_field_k(k, channels, window, "pixel")
-    sizes = (*hidden, classes)
-    layers: list[nn.Module] = [
-        TruncatedConv2d(channels, sizes[0], window, k, unit="pixel") if k else nn.Conv2d(channels, sizes[0], window),
-        nn.Flatten(),
-    ]
-    for before, after in pairwise(sizes):
-        layers += [nn.ReLU(), nn.Linear(before, after)]
-    return nn.Sequential(*layers)
 
 
 def vgg19(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..ops import trimmed_conv2d
-from ..ops.conv import Pair, Unit, check_geometry, check_pair, count_terms
+from ..ops.conv import Pair, check_geometry, check_pair, count_terms
 from ..ops.reference import Geometry
+from ..threat import Unit
 
 # fx records a call of this as one node instead of tracing into it.
 fx.wrap("trimmed_conv2d")

@@ -3,24 +3,23 @@
 The fields of some output positions at a time are unfolded, for the forward and again for the backward pass; none of
 them is kept in between. With unit "feature" they are the rows of the trimmed product (`operator`); with unit "pixel"
 the terms are few, one for each place of the window, and are sorted out by comparing whole tensors; those of a large
-window are sorted. On a GPU fields that fit in its registers are not unfolded at all (`gpu_conv`).
+window are sorted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import gpu_conv
+from ..threat import Unit
 from .blocked import ascending, check_counts
 from .operator import leave_autocast, refuse_forward_mode
 from .reference import Geometry
 
-Unit = Literal["feature", "pixel"]
 Pair = int | tuple[int, int]
 
 UNFOLDED = 1 << 24
@@ -432,9 +431,6 @@ def _trimmed_conv2d(
 ) -> Tensor:
     geometry = _geometry(stride, padding, dilation, groups)
     out = _empty(x, weight, geometry, len(counts) // 2)
-    if gpu_conv.serves(x, weight, output_size(x.shape[2:], weight.shape[2:], geometry)):
-        gpu_conv.forward(x, weight, bias, out, counts, geometry, unit)
-        return out
     windows, sums = _Windows(x, weight, geometry, unit), _sums(weight, counts, groups, unit, x)
     biases = [None] * groups if bias is None else bias.chunk(groups)
     for samples, padded in windows.images():
@@ -476,8 +472,6 @@ def _trimmed_conv2d_backward(
     to_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     geometry = _geometry(stride, padding, dilation, groups)
-    if gpu_conv.serves(x, weight, output_size(x.shape[2:], weight.shape[2:], geometry)):
-        return gpu_conv.backward(grad, x, weight, counts, geometry, unit, to_x, to_weight)
     rules = [sums.backward for sums in _sums(weight, counts, groups, unit, x, grad)]
     return gradients(grad, x, weight, geometry, unit, rules, to_x=to_x, to_weight=to_weight)
 

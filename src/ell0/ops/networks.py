@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 Comparators = tuple[tuple[int, int], ...]
 
 # Green's network, largest first: sixty comparisons.
@@ -47,68 +45,3 @@ def merge(size: int) -> tuple[Comparators, tuple[int, ...]]:
                 comparators.append((place[upper], place[lower]))
         step //= 2
     return tuple(comparators), tuple(p for p in place if p is not None)  # type: ignore[arg-type]
-
-
-def partition(size: int, top: int, bottom: int) -> Comparators:
-    """Takes values apart: the ``top`` largest come first, the ``bottom`` smallest last, in no order among themselves.
-
-    A sort, or the lists of `_extremes`, without what only orders values of the same part.
-    """
-    networks = [_sort(size)]
-    if top + bottom <= 8 <= size:
-        networks.append(_extremes(size, top, bottom))
-    return min((_needed(network, size, top, bottom) for network in networks), key=len)
-
-
-def _sort(size: int) -> Comparators:
-    """Batcher's network, for any number of values (Knuth, volume 3, section 5.2.2, algorithm M)."""
-    comparators = []
-    largest = 1 << max(0, (size - 1).bit_length() - 1)
-    step = largest
-    while step:
-        half, offset, distance = largest, 0, step
-        while distance:
-            comparators += [(i, i + distance) for i in range(size - distance) if i & step == offset]
-            offset, distance, half = step, half - step, half // 2
-        step //= 2
-    return tuple(comparators)
-
-
-def _extremes(size: int, top: int, bottom: int) -> Comparators:
-    """Sorts eight values at a time and merges their extremes into a list for each side; the rest go one by one."""
-    found: list[tuple[int, int]] = []
-    eights = [range(start, start + 8) for start in range(0, size - 7, 8)]
-    lists = [list(eights[0][:top]), list(eights[0][::-1][:bottom])]  # the most extreme first
-
-    def compare(side: int, first: int, second: int) -> None:
-        found.append((first, second) if side == 0 else (second, first))
-
-    for values in eights:
-        found += [(values[i], values[j]) for i, j in SORT8]
-        if values is eights[0]:
-            for value, side in product(range(8 * len(eights), size), (0, 1)):
-                for listed in lists[side]:
-                    compare(side, listed, value)
-            continue
-        for side, falling in enumerate((values, values[::-1])):
-            mine = lists[side]
-            for listed, value in zip(mine, reversed(falling[: len(mine)]), strict=True):
-                compare(side, listed, value)
-            comparators, places = merge(len(mine))
-            for i, j in comparators:
-                compare(side, mine[i], mine[j])
-            lists[side] = [mine[p] for p in places]
-    others = [value for value in range(size) if value not in lists[0] + lists[1]]
-    place = {value: i for i, value in enumerate((*lists[0], *others, *lists[1]))}
-    return tuple((place[i], place[j]) for i, j in found)
-
-
-def _needed(comparators: Comparators, size: int, top: int, bottom: int) -> Comparators:
-    """The comparators without those that only order what ends in the same part."""
-    part: list[int | None] = [*[0] * top, *[1] * (size - top - bottom), *[2] * bottom]
-    needed = []
-    for i, j in reversed(comparators):
-        if part[i] is None or part[i] != part[j]:
-            needed.append((i, j))
-            part[i] = part[j] = None
-    return tuple(reversed(needed))

@@ -8,11 +8,8 @@ many coordinates of a sample are about as large as its largest (images), else th
 The dense product comes in and the removed terms are taken out of it. Outlying coordinates of a sample are zeros in its
 panel and in the dense product; their terms, clamped to what the others can reach, join the selection apart. Where this
 short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
-
-The small receptive fields of a trimmed convolution need none of this (`_fields`); `gpu_conv` calls what they do.
 """
 
-from ._fields import field_inputs, field_weights, mark_fields, trim_fields
 from ._gradients import input_gradient, input_ties, weight_gradient, weight_parts
 from ._language import ALIGNED
 from ._layout import order_rows, pack
@@ -22,15 +19,11 @@ from ._walk import walk
 __all__ = [
     "ALIGNED",
     "CANDIDATES",
-    "field_inputs",
-    "field_weights",
     "input_gradient",
     "input_ties",
-    "mark_fields",
     "order_rows",
     "pack",
     "select",
-    "trim_fields",
     "walk",
     "weight_gradient",
     "weight_parts",
