@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from ell0 import recipe
+from ell0 import data, recipe
+from ell0.common import device_of
 from ell0.nn import InputClamp, InputScale, TruncatedConv2d, TruncatedLinear
 from ell0.recipe import _model
+from ell0.threat import stretched
 from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint, save_checkpoint
 from tiny_recipe import edited
 
@@ -234,17 +236,17 @@ def test_a_card_rebuilds_its_model() -> None:
 def test_arrays_that_are_no_data_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        recipe.arrays(tmp_path / "a.npz")
+        data.read_npz(tmp_path / "a.npz")
     assert said in str(raised.value)
     assert "a.npz" in str(raised.value)
 
 
 def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert recipe.device_of(None) == torch.device("cpu")
+    assert device_of(None) == torch.device("cpu")
     for device, said in (("cuda", "where torch finds no CUDA GPU"), ("gpu", "device must be such as")):
         with pytest.raises(ValueError, match=said):
-            recipe.device_of(device)
+            device_of(device)
 
 
 def test_cifar_recipes_are_those_of_the_paper() -> None:
@@ -305,9 +307,9 @@ def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beta", [1.0, 5.0, 100.0])
 def test_both_scales_have_the_same_box(beta: float) -> None:
-    ends = torch.tensor(recipe.box("symmetric", beta))
-    there, _ = recipe.scaled((ends, torch.zeros(2)), "unit")
-    assert there.tolist() == pytest.approx(recipe.box("unit", beta))
+    symmetric, unit = (stretched(data.RANGES[scale], beta) for scale in ("symmetric", "unit"))
+    assert symmetric == (-beta, beta)
+    assert unit == ((1 - beta) / 2, (1 + beta) / 2)
 
 
 def test_a_scale_is_for_a_set(tiny: Path) -> None:

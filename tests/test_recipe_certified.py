@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ell0 import L0Ball, certify, models, recipe, report
+from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.cli import main
 from ell0.cli._certify import _broken
 from ell0.recipe._found import Found, Nearest
@@ -69,7 +69,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_recipe_certifies(proven: Path) -> None:
     results, splits = Results.load(proven / "results.json"), recipe.load(proven / "recipe.toml").data
     assert splits.npz is not None
-    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
     checkpoint = load_checkpoint(proven / "f3certified")
     network = recipe.model(checkpoint.card)
     checkpoint.into(network)
@@ -241,7 +241,7 @@ def test_what_cannot_be_certified_is_said_before_anything_is_trained(
 
 
 def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu"]
     file = tmp_path / "certified.json"
@@ -273,7 +273,7 @@ def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys
 def test_the_command_has_certificates_challenged(
     proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = recipe.arrays(proven.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--quiet"]
     words += ["--challenge", "--queries", "30", "--steps", "10"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ell0 import certify, models, recipe, report
+from ell0 import certify, data, models, recipe, report
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
 from ell0.recipe._measure import Subject, _ablated
@@ -90,7 +90,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(run: Path) -> tuple[Tensor, Tensor]:
-    return recipe.arrays(run.parent / "colours.npz", "x_test", "y_test")
+    return data.read_npz(run.parent / "colours.npz", "x_test", "y_test")
 
 
 def trained(run: Path, name: str) -> Any:

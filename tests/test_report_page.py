@@ -15,7 +15,7 @@ import pytest
 
 import chromium
 from ell0 import report
-from ell0.data._png import read_png
+from ell0.data.png import read_png
 from ell0.recipe import slug
 from ell0.report import _charts, _gallery, _read, _view
 from ell0.results import Row

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Progress", "Step", "check_count", "did_you_mean", "digest", "seeded", "silent", "write_whole"]
+__all__ = ["Progress", "Step", "check_count", "device_of", "did_you_mean", "digest", "seeded", "silent", "write_whole"]
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:
@@ -21,6 +21,19 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
     return value
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of that name; None: a GPU if there is one, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f'device must be such as "cpu" or "cuda", got {name!r}') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f'device must be "cpu" where torch finds no CUDA GPU, got {name!r}')
+    return device
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
+from ..common import device_of
 from ..evaluation import evaluate
 from ..parallel import together
 from ..results import Results
-from ..threat import L0Ball
+from ..threat import L0Ball, stretched
 from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
@@ -100,10 +101,10 @@ def attack(
         if out is not None:
             team.once(partial(check_out, out))
         cascade = recipe.cascade(attacks, queries=queries, steps=steps)
-        place = recipe.device_of(device)
+        place = device_of(device)
         network, card = load_model(model)
-        scale: recipe.Scale = card.get("scale", "symmetric")
-        ball = L0Ball(budget, unit, *recipe.box(scale, beta))
+        scale: sets.Scale = card.get("scale", "symmetric")
+        ball = L0Ball(budget, unit, *stretched(sets.RANGES[scale], beta))
         x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
         if isinstance(network, nn.Module):
             network = network.to(place).eval()
@@ -112,7 +113,7 @@ def attack(
         named = Path(model).name if card else model
         results = Results.here("attack", f"ell0 attack {named}", seeds=[seed], device=place, ranks=team.size)
         results.command += "".join(f" --attack {name}" for name in attacks or ())
-        source = data if data is None or data in sets.NAMES else Path(data)
+        source = data if data is None or data in sets.SETS else Path(data)
         what = {
             "budget": budget,
             "beta": beta,

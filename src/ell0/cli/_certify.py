@@ -20,9 +20,10 @@ from .. import certify as certificates
 from .. import data as sets
 from .. import recipe
 from ..attacks import ATTACKS
+from ..common import device_of
 from ..parallel import together
 from ..results import Results
-from ..threat import L0Ball
+from ..threat import L0Ball, stretched
 from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
@@ -104,7 +105,7 @@ def certify(
         if asked[0] < 0:
             raise ValueError(f"budget must be an int >= 0, got {asked[0]}")
         attacks = recipe.cascade((*ATTACKS, "sparse_rs_uniform"), queries=queries, steps=steps)
-        place = recipe.device_of(device)
+        place = device_of(device)
         network, card = load_model(model)
         if not isinstance(network, nn.Module):
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
@@ -113,11 +114,11 @@ def certify(
                 f"model must be one that bounds pass through, got {model!r}, which certifies by votes: a recipe "
                 "measures that, see ell0 run mnist-rivals"
             )
-        scale: recipe.Scale = card.get("scale", "symmetric")
+        scale: sets.Scale = card.get("scale", "symmetric")
         x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
         network = network.to(place).eval()
         check_ranks(team, network, x, y)
-        low, high = (-math.inf, math.inf) if beta is None else recipe.box(scale, beta)
+        low, high = (-math.inf, math.inf) if beta is None else stretched(sets.RANGES[scale], beta)
         ball = L0Ball(0, unit, low, high)
         most = certificates.limit(network, x, ball)
         if budgets:
@@ -130,7 +131,7 @@ def certify(
             "certify", f"ell0 certify {named}", seeds=[0] if challenge else [], device=place, ranks=team.size
         )
         results.command += "".join(f" --budget {budget}" for budget in budgets or ())
-        source = data if data is None or data in sets.NAMES else Path(data)
+        source = data if data is None or data in sets.SETS else Path(data)
         given = {"data": source, "beta": beta, "unit": unit, "method": method, "rows": rows, "challenge": challenge}
         given |= {"queries": queries, "steps": steps} if challenge else {}
         results.command = command_words(results.command, certify, given)

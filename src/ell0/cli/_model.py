@@ -60,14 +60,14 @@ def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
     return cast(Callable[[Tensor], Tensor], model)
 
 
-def load_rows(words: str | None, root: Path | None, scale: recipe.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
+def load_rows(words: str | None, root: Path | None, scale: sets.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
     """Inputs and labels: the test split of a set, brought to the scale, or a file as it is; the first so many."""
     if words is None:
         raise ValueError("data must be given for this model: digits, mnist, fashion-mnist, cifar10 or a .npz file")
-    if words in sets.NAMES or not (words.endswith(".npz") or Path(words).exists()):
-        x, y = recipe.scaled(sets.load(words, "test", root), scale)
+    if words in sets.SETS or not (words.endswith(".npz") or Path(words).exists()):
+        x, y = sets.load(words, "test", root, scale=scale)
     else:
-        x, y = recipe.arrays(words)
+        x, y = sets.read_npz(words)
     if rows is not None and not 1 <= rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
     return x[:rows], y[:rows]

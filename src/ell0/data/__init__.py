@@ -1,8 +1,22 @@
-"""Data sets as tensors, checked by hash: ``load`` reads them, ``get`` fetches them, ``status`` says what is there."""
+"""Data sets as tensors, checked by hash. `load` reads one, `get` fetches it, `status` says which are here."""
 
-from ._files import DataError
-from ._get import get
-from ._load import Status, load, status
-from ._sets import CLASSES, NAMES, SPLITS
+from .dataset import DataError, DataSet
+from .fetch import get
+from .loading import RANGES, SPLITS, Rows, Scale, Status, load, status
+from .npz import read_npz
+from .sets import SETS
 
-__all__ = ["CLASSES", "NAMES", "SPLITS", "DataError", "Status", "get", "load", "status"]
+__all__ = [
+    "RANGES",
+    "SETS",
+    "SPLITS",
+    "DataError",
+    "DataSet",
+    "Rows",
+    "Scale",
+    "Status",
+    "get",
+    "load",
+    "read_npz",
+    "status",
+]

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import sparse_rs
+from ..data import RANGES, Rows
 from ..results import write_whole
-from ..threat import L0Ball, Unit
-from ._data import Pair, box
+from ..threat import L0Ball, Unit, stretched
 from ._recipe import Recipe, slug
 
 _IMAGES = 10
 _QUERIES = 500
 
 
-def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: Pair) -> None:
+def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: Rows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
     As arrays: ``clean`` ``(m, channels, height, width)``, in [-1, 1] whatever the scale of the data, and ``labels``;
@@ -35,7 +35,7 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     unit: Unit = "feature" if not tasks or any(task.measure.unit == "feature" for task in tasks) else "pixel"
     budgets = [budget for task in tasks if task.measure.unit == unit for budget in task.budgets if budget]
     beta = max((beta for measure in recipe.measures for beta in measure.beta), default=1.0)
-    low, high = box(recipe.data.scale, beta)
+    low, high = stretched(RANGES[recipe.data.scale], beta)
     ball = L0Ball(median_low(budgets) if budgets else 1, unit, low, high)
     arrays = {"clean": _shown(x[first], recipe), "labels": y[first].numpy()}
     for name, network in networks.items():

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from .. import certify
 from ..attacks import ATTACKS, AttackResult
 from ..attacks.contract import check_count
+from ..data import RANGES
 from ..evaluation import WHITE_BOX, Entry, Evaluation, Share, default_attacks, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
 from ..results import Row
-from ..threat import L0Ball
-from ._data import box
+from ..threat import L0Ball, stretched
 from ._found import CLEAN, Found, Nearest
 from ._recipe import Attack, Task
 
@@ -131,7 +131,7 @@ def _ablated(network: certify.RandomisedAblation, subject: Subject) -> Tensor:
 def certified_ball(task: Task) -> L0Ball:
     """What a certificate of a recipe is about, without a budget."""
     measure, beta = task.measure, task.row.get("beta")
-    low, high = (-math.inf, math.inf) if beta is None else box(measure.scale, beta)
+    low, high = (-math.inf, math.inf) if beta is None else stretched(RANGES[measure.scale], beta)
     return L0Ball(0, measure.unit, low, high)
 
 
@@ -157,7 +157,7 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
     rows: list[Row] = []
     boxes: list[Found] = []
     for beta in measure.beta:
-        ball = L0Ball(max(task.budgets), measure.unit, *box(measure.scale, beta))
+        ball = L0Ball(max(task.budgets), measure.unit, *stretched(RANGES[measure.scale], beta))
         evaluation = subject.evaluate(ball, attacks, task.budgets)
         boxes.append(Found(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
         for found in (boxes[-1], *(found for found in known if found.beta <= beta or found.proves)):

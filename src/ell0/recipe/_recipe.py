@@ -18,11 +18,12 @@ from torch import Tensor
 
 from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
+from ..data import RANGES, Scale
 from ..evaluation import WHITE_BOX
 from ..results import Row
-from ..threat import L0Ball, Unit
+from ..threat import L0Ball, Unit, stretched
 from ..train import Objective, Trades, TrainConfig
-from ._data import Data, Scale, box
+from ._data import Data
 from ._model import VOTERS, read_model
 from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole, written
 
@@ -48,7 +49,7 @@ class Attack:
     scale: Scale = "symmetric"
 
     def ball(self, budget: int) -> L0Ball:
-        return L0Ball(budget, self.unit, *box(self.scale, self.beta))
+        return L0Ball(budget, self.unit, *stretched(RANGES[self.scale], self.beta))
 
     def configured(self, **more: Any) -> Callable[..., AttackResult]:
         given = {
@@ -369,7 +370,7 @@ def _data(top: Table, folder: Path) -> Data:
     table = top.table("data")
     if table is None:
         raise ValueError(f"{top.where}: the table [data] is missing")
-    name, npz = table.take("name", choice(*data.NAMES), None), table.take("npz", TEXT, None)
+    name, npz = table.take("name", choice(*data.SETS), None), table.take("npz", TEXT, None)
     if (name is None) == (npz is None):
         raise ValueError(f"{table.where}: must have name or npz, and not both")
     if npz is not None and "scale" in table.content:
@@ -430,7 +431,7 @@ def _objective(training: Table, source: Data) -> Objective | None:
         return None
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     if trades is not None:
-        given["low"], given["high"] = box(source.scale, table.take("beta", POSITIVE, 1.0))
+        given["low"], given["high"] = stretched(RANGES[source.scale], table.take("beta", POSITIVE, 1.0))
     given |= table.rest(["mix", "ramp", "mix_start", "method", "quick"] if trades is None else _TRADES)
     table.close()
     try:

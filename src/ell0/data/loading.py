@@ -1,0 +1,82 @@
+"""Data sets as tensors."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..common import did_you_mean
+from .dataset import DataError
+from .files import Root, find, read_part
+from .sets import SETS
+
+Rows = tuple[Tensor, Tensor]
+"""x ``(n, ...)`` float32 and y ``(n,)`` int64."""
+
+Scale = Literal["symmetric", "unit"]
+"""The range of images: [-1, 1], where a number that a truncation removes becomes mid-grey, or [0, 1], where black."""
+
+RANGES: dict[Scale, tuple[float, float]] = {"symmetric": (-1.0, 1.0), "unit": (0.0, 1.0)}
+SPLITS: tuple[str, ...] = ("train", "validation", "test", "train+validation")
+
+
+def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric") -> Rows:
+    """Images and labels of one split, after their files have been checked by hash.
+
+    x is float32 ``(n, channels, height, width)``, y is int64 ``(n,)``. "validation" is the last tenth of the published
+    training part and "train" the rest; "train+validation" is the whole part. The last 360 digits are their "test".
+
+    Args:
+        name: one of `SETS`.  split: one of `SPLITS`.  scale: images in [-1, 1] ("symmetric") or in [0, 1] ("unit").
+        root: the only folder to look in; None looks in ``$ELL0_DATA``, then in the user cache. The files may lie in
+            the root, in a folder named for the set, or as torchvision lays them out.
+
+    Raises:
+        FileNotFoundError: a file is missing.  DataError: a file is short or altered.
+    """
+    for argument, value, allowed in (("name", name, tuple(SETS)), ("split", split, SPLITS)):
+        if value not in allowed:
+            hint = did_you_mean(value.lower(), allowed)
+            raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
+    dataset, test = SETS[name], split == "test"
+    if dataset.read_package is not None:
+        images, labels = dataset.read_package(test)
+    else:
+        images, labels = read_part(dataset, test, root)
+    cut = len(labels) - len(labels) // 10
+    rows = {"train": slice(cut), "validation": slice(cut, None)}.get(split, slice(None))
+    x = images[rows].astype(np.float32)
+    x /= dataset.white / 2
+    x -= 1.0
+    x_scaled = torch.from_numpy(x) if scale == "symmetric" else (torch.from_numpy(x) + 1) / 2
+    return x_scaled, torch.from_numpy(labels[rows].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a set was found (None: nowhere), and what is wrong with it (None: ready to load)."""
+
+    name: str
+    where: str | None
+    problem: str | None
+
+
+def status(root: Root = None) -> list[Status]:
+    """Every set, where `load` would read it, with all its files checked."""
+    return [_status(name, root) for name in SETS]
+
+
+def _status(name: str, root: Root) -> Status:
+    where = None
+    try:
+        if (read_package := SETS[name].read_package) is not None:
+            read_package(False)
+            return Status(name, SETS[name].package, None)
+        location = find(SETS[name], root)
+        where = str(location.folder)
+        location.check()
+    except (OSError, DataError, ImportError) as error:
+        return Status(name, where, str(error))
+    return Status(name, where, None)
