@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
+import ell0
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.threat import Unit
@@ -22,28 +23,6 @@ from oracle import Sums, margins, network, optimum, random, rows_apart
 inf, nan = math.inf, math.nan
 
 
-class Price(NamedTuple):
-    """What a test lets an attack spend: its settings, and the queries that a row may then cost."""
-
-    settings: dict[str, Any]
-    most: float
-
-
-CHEAP = {
-    "sparse_rs": Price({"queries": 15}, 15),
-    "pointwise": Price({"repeats": 2}, inf),
-    "sigma_zero": Price({"steps": 8}, inf),
-    "sparse_pgd": Price({"steps": 6}, 12),
-    "adaptive": Price({"queries": 24, "candidates": 2}, 24),
-}
-STRONG: dict[str, dict[str, Any]] = {
-    "sparse_rs": {"queries": 600, "restarts": 3},
-    "pointwise": {"repeats": 10},
-    "sigma_zero": {"steps": 200, "minimise": True},
-    "sparse_pgd": {"steps": 100, "restarts": 3},
-    "adaptive": {"queries": 600},
-}
-DRAWLESS = {"sigma_zero"}  # the same from every key
 SHAPES: list[tuple[Unit, tuple[int, ...]]] = [
     ("feature", (12,)),
     ("feature", (1, 3, 4)),
@@ -89,7 +68,7 @@ class Problem:
             target=self.target,
             rows=rows,
             generator=Generator().manual_seed(seed),
-            **(CHEAP[name].settings | changes),
+            **{**ATTACKS[name].cheap, **changes},
         )
 
     def part(self, which: Tensor) -> "Problem":
@@ -158,9 +137,26 @@ def same(one: AttackResult, other: AttackResult) -> bool:
     return all(torch.equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(AttackResult))
 
 
-def test_every_attack_has_a_price() -> None:
-    assert set(ATTACKS) == set(CHEAP) == set(STRONG)
-    assert set(ATTACKS) > DRAWLESS
+def most_queries(name: str) -> float:
+    """What a row may cost with cheap settings, for an attack that counts queries."""
+    return float(ATTACKS[name].cheap.get("queries", inf))
+
+
+@every_attack
+def test_a_declaration_fits_its_attack(name: str) -> None:
+    own = ATTACKS[name]
+    assert own is getattr(ell0.attacks, name)
+    assert own.white_box >= own.gradients_only
+    for settings_ in (own.cheap, own.strong or {}, *own.variants.values()):
+        assert set(settings_) <= set(own.settings)
+    assert {"generator", "rows", "target"} <= set(inspect.signature(own).parameters) - set(own.settings)
+
+
+def test_an_attack_that_is_not_declared_cannot_be_registered() -> None:
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        ATTACKS["mine"] = rugged  # type: ignore[index]
+    with pytest.raises(TypeError, match=r"missing .* required keyword-only arguments: 'white_box'"):
+        ell0.attacks.attack(cheap={}, strong={})  # type: ignore[call-arg]
 
 
 def test_the_models_of_these_tests_answer_each_row_by_itself() -> None:
@@ -178,7 +174,7 @@ def test_a_result_is_what_it_says(name: str, unit: Unit, shape: tuple[int, ...],
     p = problem(unit, shape, n, targeted=targeted)
     x, y = p.x.clone(), p.y.clone()
     result = p.attack(name)
-    check(p, result, CHEAP[name].most)
+    check(p, result, most_queries(name))
     assert torch.equal(p.x, x)
     assert torch.equal(p.y, y)
     if n == 64:
@@ -232,7 +228,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Tensor]:
 def test_the_contract_holds_everywhere(name: str, case: tuple[Problem, Tensor]) -> None:
     p, rows = case
     whole = p.attack(name, rows=rows)
-    check_any_box(p, whole, CHEAP[name].most)
+    check_any_box(p, whole, most_queries(name))
     last = torch.tensor([len(p.x) - 1])
     alone = p.part(last).attack(name, rows=rows[last])
     assert same(alone, AttackResult(*(getattr(whole, f.name)[last] for f in fields(AttackResult))))
@@ -261,11 +257,11 @@ def test_the_key_decides_the_draws(name: str) -> None:
     state = torch.random.get_rng_state()
     first = p.attack(name, seed=3)
     assert same(first, p.attack(name, seed=3))
-    if name not in DRAWLESS:
+    if ATTACKS[name].random:
         assert not torch.equal(first.x_best, p.attack(name, seed=4).x_best)
         assert not torch.equal(first.x_best, p.attack(name, seed=3, rows=torch.arange(20) + 20).x_best)
     # No generator: a private seed 0.
-    assert same(p.attack(name, seed=0), ATTACKS[name](rugged, p.x, p.y, p.ball, **CHEAP[name].settings))
+    assert same(p.attack(name, seed=0), ATTACKS[name](rugged, p.x, p.y, p.ball, **ATTACKS[name].cheap))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -281,15 +277,10 @@ def test_the_batch_split_changes_nothing(name: str, unit: Unit, shape: tuple[int
     assert same(whole, AttackResult(*(getattr(results, f.name)[back] for f in fields(AttackResult))))
 
 
-RESTARTS = {"sparse_rs": "restarts", "sparse_pgd": "restarts", "pointwise": "repeats"}
+RESTARTS = [(name, word) for name in ATTACKS for word in ("restarts", "repeats") if word in ATTACKS[name].settings]
 
 
-def test_attacks_with_restarts_are_these() -> None:
-    words = {name: {"restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters) for name in ATTACKS}
-    assert {name: word.pop() for name, word in words.items() if word} == RESTARTS
-
-
-@pytest.mark.parametrize(("name", "argument"), RESTARTS.items())
+@pytest.mark.parametrize(("name", "argument"), RESTARTS)
 def test_more_restarts_are_never_worse(name: str, argument: str) -> None:
     p = problem(n=64, budget=1)
     once, more = (p.attack(name, **dict[str, Any]({argument: count})) for count in (1, 3))
@@ -306,7 +297,7 @@ def test_frozen_numbers_stay_and_add_only_features_only_grow(name: str) -> None:
     ball = L0Ball(3, low=p.x, high=torch.full_like(p.x, 2.0), mutable=mutable)
     p = replace(p, ball=ball)
     result = p.attack(name)
-    check(p, result, CHEAP[name].most)
+    check(p, result, most_queries(name))
     assert torch.equal(result.x_best[:, ~mutable], p.x[:, ~mutable])
     assert (result.x_best >= p.x).all()
     assert (result.x_best > p.x).any()
@@ -320,7 +311,7 @@ def test_clean_values_outside_the_box_stay_only_in_units_that_stay(
     p = problem(unit, shape, 20)
     p = replace(p, ball=L0Ball(2, unit, -0.5, 0.5))
     result = p.attack(name)
-    check(p, result, CHEAP[name].most)
+    check(p, result, most_queries(name))
     assert (result.x_best != p.x).any()
 
 
@@ -501,7 +492,7 @@ def test_bad_row_ids_are_refused(name: str) -> None:
 @every_attack
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_bad_counts_are_refused(name: str, count: Any) -> None:
-    for argument in {"queries", "steps", "restarts", "repeats"} & set(inspect.signature(ATTACKS[name]).parameters):
+    for argument in {"queries", "steps", "restarts", "repeats"} & set(ATTACKS[name].settings):
         with pytest.raises(ValueError, match=f"{argument} must be an int >= 1, got {count}"):
             problem().attack(name, **{argument: count})
 
@@ -522,7 +513,7 @@ def test_a_frozen_number_needs_no_finite_box(name: str) -> None:
     p = problem(n=20)
     bound = torch.where(torch.arange(12) < 4, inf, 1.0)
     p = replace(p, ball=L0Ball(2, low=-bound, high=bound, mutable=bound.isfinite()))
-    check(p, p.attack(name), CHEAP[name].most)
+    check(p, p.attack(name), most_queries(name))
 
 
 @every_attack
@@ -540,7 +531,7 @@ def test_everything_stays_on_the_device_of_the_input(name: str, unit: Unit, shap
     p = replace(p, model=p.model.cuda(), x=p.x.cuda(), y=p.y.cuda())
     result = p.attack(name)
     assert {getattr(result, field.name).device.type for field in fields(result)} == {"cuda"}
-    check(p, result, CHEAP[name].most)
+    check(p, result, most_queries(name))
     assert result.success[~p.broken(p.x)].any()
 
 
@@ -577,7 +568,7 @@ def test_the_oracle_is_exact(unit: Unit, shape: tuple[int, ...]) -> None:
     assert len(fewest.unique()) > 1
 
 
-@pytest.mark.parametrize("name", ["sparse_rs", "sparse_pgd", "adaptive"])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if ATTACKS[name].strong])
 @pytest.mark.parametrize(("unit", "shape"), LINEAR)
 def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
     model, x, y = linear(shape, 60, 1)
@@ -587,7 +578,7 @@ def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) 
     assert len(reach) >= 40
     assert best[reach].double().mean() >= 3
     p = Problem(model, x, y, L0Ball(budget, unit)).part(reach)
-    result = p.attack(name, **STRONG[name])
+    result = p.attack(name, **(ATTACKS[name].strong or {}))
     check(p, result)
     assert result.success.double().mean() >= 0.95
     assert (result.distance >= best[reach])[result.success].all()
@@ -598,7 +589,7 @@ def test_sigma_zero_comes_near_the_optimum(unit: Unit, shape: tuple[int, ...]) -
     model, x, y = linear(shape, 60, 2)
     p = Problem(model, x, y, L0Ball(40, unit))
     best = optimum(model, x, y, p.ball)
-    result = p.attack("sigma_zero", **STRONG["sigma_zero"])
+    result = p.attack("sigma_zero", **(ATTACKS["sigma_zero"].strong or {}))
     check(p, result)
     assert result.success.all()
     assert (result.distance >= best).all()
@@ -610,7 +601,7 @@ def test_sigma_zero_comes_near_the_optimum(unit: Unit, shape: tuple[int, ...]) -
 def test_no_single_reset_keeps_a_pointwise_result_broken(unit: Unit, shape: tuple[int, ...], targeted: bool) -> None:
     units = math.prod(shape[1:] if unit == "pixel" else shape)
     p = problem(unit, shape, 30, budget=units, targeted=targeted, seed=3)
-    result = p.attack("pointwise", **STRONG["pointwise"])
+    result = p.attack("pointwise", repeats=10)
     check(p, result)
     assert result.success.double().mean() > 0.5
     for unit_number in range(units):

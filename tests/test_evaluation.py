@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 import ell0.evaluation
-from ell0.attacks import ATTACKS, AttackResult
-from ell0.evaluation import Entry, Share, default_attacks, evaluate
+from ell0.attacks import ATTACKS, Attack, AttackResult
+from ell0.evaluation import Entry, Share, cascade, evaluate
 from ell0.results import Results
 from ell0.threat import L0Ball
 from spied_evaluation import D, Line, N, Odd, Spy, assert_same, each_row, evaluate_line, rows, two_spies
@@ -221,17 +222,19 @@ def test_search_beats_gradients_by_more_than_three_points(rows: int, fires: bool
     assert evaluate(Line(), x, y, L0Ball(D), {"black": black}).flags == ()
 
 
-def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() -> None:
     x, y = (torch.ones(100, D), torch.ones(100, dtype=torch.int64))
-    monkeypatch.setitem(ATTACKS, "sigma_zero", Spy(reach=0))
-    monkeypatch.setitem(ATTACKS, "adaptive", Spy())
-    result = evaluate(Line(), x, y, L0Ball(D), ["sigma_zero", "adaptive", "sparse_rs"])
-    assert result.attacks["adaptive"]
-    words = "search beats gradients by 100.0 points: adaptive broke rows that sigma_zero had left standing"
+    gradients, search = (
+        Attack(spy.__call__, white_box=True, gradients_only=only, random=False, cascade=None, cheap={}, strong=None)
+        for spy, only in ((Spy(reach=0), True), (Spy(), False))
+    )
+    result = evaluate(Line(), x, y, L0Ball(D), {"gradients": gradients, "search": partial(search)})
+    assert result.attacks == {"gradients": True, "search": True}
+    words = "search beats gradients by 100.0 points: search broke rows that gradients had left standing"
     assert result.flags == (words,)
     # By itself it is no attack by gradients alone, which others could beat.
-    monkeypatch.setitem(ATTACKS, "adaptive", Spy(reach=0))
-    assert evaluate(Line(), x, y, L0Ball(D), {"a": partial(ATTACKS["adaptive"]), "b": Entry(Spy(), False)}).flags == ()
+    idle = replace(search, function=Spy(reach=0).__call__)
+    assert evaluate(Line(), x, y, L0Ball(D), {"a": idle, "b": Entry(Spy(), False)}).flags == ()
 
 
 def test_a_white_box_attack_of_a_smaller_budget_is_not_beaten() -> None:
@@ -372,11 +375,11 @@ def test_a_wrong_distance_is_found() -> None:
         ({"attacks": {}}, "attacks must be"),
         ({"attacks": []}, "attacks must be"),
         ({"attacks": "sparse_rs"}, "attacks must be"),
-        ({"attacks": ["nosuch"]}, "attacks must be among .*sparse_rs_uniform, got 'nosuch'"),
+        ({"attacks": ["nosuch"]}, "attack must be one of .*sparse_rs_uniform, got 'nosuch'"),
         ({"attacks": ["sparse_rs", "sparse_rs"]}, "attacks must differ, got 'sparse_rs' twice"),
         ({"attacks": {"clean": Entry(Spy(), False)}}, "other than 'clean'"),
         ({"attacks": {"a": 3}}, "attacks must be functions, got 3 as 'a'"),
-        ({"attacks": {"a": Spy()}}, "got 'a' without Entry"),
+        ({"attacks": {"a": Spy()}}, r"must be an Entry\(.*\), got 'a'"),
         ({"budgets": []}, "budgets must be different ints"),
         ({"budgets": [1, 3]}, "budgets must be different ints from 0 to the ball's 2"),
         ({"budgets": [1, 1]}, "budgets must be different ints"),
@@ -400,10 +403,9 @@ def test_an_attack_that_cannot_do_it_says_so_before_any_query() -> None:
 
 
 def test_the_default_attacks() -> None:
-    names = list(default_attacks())
-    assert names[-2:] == ["sparse_rs_corners", "sparse_rs_uniform"]
-    assert [entry.white_box for entry in default_attacks().values()] == [True] * (len(names) - 2) + [False] * 2
-    assert set(names[:-2]) == set(ATTACKS) - {"sparse_rs", "pointwise"}
+    names = ["sparse_pgd", "sigma_zero", "adaptive", "sparse_rs_corners", "sparse_rs_uniform"]
+    assert list(cascade()) == names
+    assert [entry.white_box for entry in cascade().values()] == [True] * 3 + [False] * 2
     x, y = rows(3)
     result = evaluate(Line(), x, y, L0Ball(1), ["sparse_rs", "sparse_rs_uniform"])
     assert result.attacks == {"sparse_rs": False, "sparse_rs_uniform": False}

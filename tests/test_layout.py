@@ -14,8 +14,8 @@ import ell0
 
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
-    "common", "threat", "ops", "nn", "models", "data", "attacks", "results", "parallel", "precision", "evaluation", "train",
-    "certify", "theory", "recipe", "report", "bench", "cli",
+    "common", "threat", "ops", "nn", "models", "data", "attacks", "results", "parallel", "precision", "evaluation",
+    "train", "certify", "theory", "recipe", "report", "bench", "cli",
 ]  # fmt: skip
 
 
@@ -92,6 +92,17 @@ def test_public_names() -> None:
     }
     for module in (ell0, *(importlib.import_module(f"ell0.{room}") for room in ROOMS)):
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+
+
+def test_a_declared_attack_is_imported_by_its_room() -> None:
+    """A new attack is one module and one import line; this fails if the line is forgotten."""
+    for path in _files("attacks"):
+        for node in ast.parse(path.read_text()).body:
+            calls = [d.func for d in getattr(node, "decorator_list", ()) if isinstance(d, ast.Call)]
+            if any(isinstance(call, ast.Name) and call.id == "attack" for call in calls):
+                name = getattr(node, "name", "")
+                own = getattr(ell0.attacks, name, None)
+                assert isinstance(own, ell0.attacks.Attack), f"attacks/__init__.py must import {name} from .{path.stem}"
 
 
 def test_import_needs_torch_and_numpy_alone() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 
 import ell0
 from ell0 import recipe
-from ell0.evaluation import Evaluation
+from ell0.evaluation import Evaluation, cascade
 from ell0.recipe import _data, _gallery, _measure, _model, _run
 from ell0.recipe._found import Found
 from ell0.recipe._measure import Subject, measured
@@ -279,7 +279,7 @@ def evaluation(verdict: list[int], distance: list[int], attacks: list[str], beta
 
 
 def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
-    attacks = list(recipe.cascade(queries=1, steps=1))
+    attacks = list(cascade(queries=1, steps=1))
     # Rows: wrong from the start; broken in both boxes, nearer in the wide one; in the narrow box alone; in none.
     found = {
         1.0: evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, 1.0),

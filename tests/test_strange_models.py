@@ -12,14 +12,13 @@ from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult, adaptive, pointwise
 from ell0.nn import InputTruncation, TruncatedLinear
 
-GRADIENTS = ("sigma_zero", "sparse_pgd", "adaptive")
-CHEAP = {"sparse_rs": {"queries": 20}, "pointwise": {"repeats": 1}, "adaptive": {"queries": 60}}
+GRADIENTS = [name for name in ATTACKS if ATTACKS[name].white_box]
 
 
 def run(name: str, model: nn.Module, x: Tensor, **options: object) -> AttackResult:
     with torch.no_grad():
         y = model(x).argmax(1)
-    return ATTACKS[name](model, x, y, L0Ball(2, low=-3.0, high=3.0), **{**CHEAP.get(name, {"steps": 10}), **options})
+    return ATTACKS[name](model, x, y, L0Ball(2, low=-3.0, high=3.0), **{**ATTACKS[name].cheap, **options})
 
 
 def rows(*shape: int) -> Tensor:

@@ -5,22 +5,15 @@
 l0 bounded adversarial perturbations, ICML 2024.
 """
 
-from collections.abc import Callable
-
-from .adaptive import adaptive
 from .contract import AttackResult
-from .pointwise import pointwise
-from .sigma_zero import sigma_zero
-from .sparse_pgd import sparse_pgd
-from .sparse_rs import sparse_rs
+from .declare import ATTACKS, Attack, attack, declared
 
-__all__ = ["ATTACKS", "AttackResult", "adaptive", "pointwise", "sigma_zero", "sparse_pgd", "sparse_rs"]
+# isort: off
+# One line for each attack, in the order of ATTACKS.
+from .sparse_rs import sparse_rs as sparse_rs
+from .pointwise import pointwise as pointwise
+from .sigma_zero import sigma_zero as sigma_zero
+from .sparse_pgd import sparse_pgd as sparse_pgd
+from .adaptive import adaptive as adaptive
 
-ATTACKS: dict[str, Callable[..., AttackResult]] = {
-    "sparse_rs": sparse_rs,
-    "pointwise": pointwise,
-    "sigma_zero": sigma_zero,
-    "sparse_pgd": sparse_pgd,
-    "adaptive": adaptive,
-}
-"""Every attack by its name."""
+__all__ = ["ATTACKS", "Attack", "AttackResult", "attack", "declared", *ATTACKS]

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from ..common import check_count
 from ..nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
-from .contract import AttackResult, Model, Victim, check_count
+from .contract import AttackResult, Model, Victim
+from .declare import attack
 from .sparse_rs import Palette, Search
 
 __all__ = ["adaptive"]
@@ -22,6 +24,10 @@ L = TypeVar("L", bound=nn.Module)
 _SEARCH = 10**6  # the random search draws from here on, however many moments came before
 
 
+@attack(
+    white_box=True, gradients_only=False, random=True, cascade=3,
+    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600},
+)  # fmt: skip
 def adaptive(
     model: Model,
     x: Tensor,

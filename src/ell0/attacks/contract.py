@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..common import check_count as check_count  # until all rooms take it from there
 from ..nn import prepared
 from ..threat import L0Ball, Unit, describe
 from .draws import Draws
@@ -364,12 +365,6 @@ def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:
     first = torch.ones_like(rows, dtype=torch.bool)
     first[1:] = rows[1:] != rows[:-1]
     return chosen[first]
-
-
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raises unless ``value`` is an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
 
 
 def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tensor | None, finite: bool) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..common import check_count
 from ..threat import L0Ball
-from .contract import AttackResult, Model, ProgressLine, Victim, check_count
+from .contract import AttackResult, Model, ProgressLine, Victim
+from .declare import attack
 from .sparse_rs import take
 
 __all__ = ["pointwise", "reset_units"]
@@ -16,6 +18,7 @@ _BLOCK = 4  # units that are first tried together
 _TOGETHER = 1 << 24  # numbers in the runs that advance together
 
 
+@attack(white_box=False, gradients_only=False, random=True, cascade=None, cheap={"repeats": 2}, strong=None)
 def pointwise(
     model: Model,
     x: Tensor,

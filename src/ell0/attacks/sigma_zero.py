@@ -7,14 +7,20 @@ import math
 import torch
 from torch import Tensor
 
+from ..common import check_count
 from ..threat import L0Ball
-from .contract import AttackResult, Model, Victim, check_count
+from .contract import AttackResult, Model, Victim
+from .declare import attack
 from .pointwise import reset_units
 from .surrogate import Surrogate
 
 __all__ = ["sigma_zero"]
 
 
+@attack(
+    white_box=True, gradients_only=True, random=False, cascade=2,
+    cheap={"steps": 8}, strong={"steps": 200, "minimise": True},
+)  # fmt: skip
 def sigma_zero(
     model: Model,
     x: Tensor,

@@ -8,8 +8,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ..common import check_count
 from ..threat import L0Ball
-from .contract import AttackResult, Model, Victim, check_count
+from .contract import AttackResult, Model, Victim
+from .declare import attack
 from .surrogate import Surrogate
 
 __all__ = ["Mask", "sparse_pgd"]
@@ -22,6 +24,10 @@ _CLOSE = 0.5
 """Below this margin the loss is the margin itself."""
 
 
+@attack(
+    white_box=True, gradients_only=True, random=True, cascade=1,
+    cheap={"steps": 6}, strong={"steps": 100, "restarts": 3},
+)  # fmt: skip
 def sparse_pgd(
     model: Model,
     x: Tensor,

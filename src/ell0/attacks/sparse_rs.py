@@ -7,8 +7,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ..common import check_count
 from ..threat import L0Ball, describe
-from .contract import AttackResult, Model, Victim, check_count
+from .contract import AttackResult, Model, Victim
+from .declare import attack
 
 __all__ = ["Loss", "Values", "sparse_rs"]
 
@@ -19,6 +21,11 @@ Values = Literal["corners", "uniform"] | Tensor
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
 
 
+@attack(
+    white_box=False, gradients_only=False, random=True, cascade=4,
+    variants={"corners": {"values": "corners"}, "uniform": {"values": "uniform"}},
+    cheap={"queries": 15}, strong={"queries": 600, "restarts": 3},
+)  # fmt: skip
 def sparse_rs(
     model: Model,
     x: Tensor,

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import data, models
-from ..attacks import ATTACKS, AttackResult
-from ..attacks.contract import check_count
-from ..evaluation import WHITE_BOX, Share
+from ..attacks import ATTACKS, AttackResult, declared
+from ..common import check_count
+from ..evaluation import Share, cascade
 from ..results import Results
 from ..threat import L0Ball
 from ._layer import check_seed
@@ -185,8 +185,8 @@ def _run(
 
 
 def _looks_inside(attack: Callable[..., AttackResult]) -> bool:
-    function = attack.func if isinstance(attack, partial) else attack
-    return function in {ATTACKS[name] for name in WHITE_BOX}
+    own = declared(attack)
+    return own is not None and own.white_box
 
 
 def _each(
@@ -202,25 +202,24 @@ def _each(
 ) -> float:
     """A row for each attack and one for the union of the white-box ones; gives the queries of the union and of
     `sparse_rs` together: what an evaluation with that union pays for, and one without could spend on `sparse_rs`."""
-    settings: dict[str, Callable[..., AttackResult]] = {
-        "sparse_pgd": ATTACKS["sparse_pgd"],
-        "sigma_zero": ATTACKS["sigma_zero"],
-        "adaptive": partial(ATTACKS["adaptive"], queries=queries),
-        "sparse_rs": partial(ATTACKS["sparse_rs"], queries=queries),
-        "sparse_rs, uniform": partial(ATTACKS["sparse_rs"], queries=queries, values="uniform"),
+    # The first value set of an attack stands under its plain name.
+    entries = {
+        name.replace("_corners", "").replace("_uniform", ", uniform"): entry
+        for name, entry in cascade(queries=queries).items()
     }
     broken, spent, seconds, plain = torch.zeros(len(x), dtype=torch.bool), 0.0, 0.0, 0.0
-    for name, attack in settings.items():
+    for name, entry in entries.items():
         progress(f"{name}, values up to {what['beta']:g}")
-        result, price = _run(network, x, y, ball, attack, seed)
+        result, price = _run(network, x, y, ball, entry.attack, seed)
         _add(results, 1 - float(result.success.double().mean()), what | price | {"what": "attack", "attack": name})
-        if name in WHITE_BOX:
+        if entry.white_box:
             broken |= result.success
             spent += price["queries"]
             seconds += price["seconds"]
         if name == "sparse_rs":
             plain = price["queries"]
-    union = {"what": "attack", "attack": "union of " + ", ".join(WHITE_BOX), "queries": spent, "seconds": seconds}
+    white = ", ".join(name for name, entry in entries.items() if entry.white_box)
+    union = {"what": "attack", "attack": f"union of {white}", "queries": spent, "seconds": seconds}
     _add(results, 1 - float(broken.double().mean()), what | union)
     return spent + plain
 

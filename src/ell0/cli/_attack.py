@@ -15,9 +15,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from .. import data as sets
-from .. import recipe
 from ..common import device_of
-from ..evaluation import evaluate
+from ..evaluation import cascade, evaluate
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
@@ -100,7 +99,7 @@ def attack(
             raise ValueError(f"beta must be a number > 0, got {beta}")
         if out is not None:
             team.once(partial(check_out, out))
-        cascade = recipe.cascade(attacks, queries=queries, steps=steps)
+        chosen = cascade(attacks, queries=queries, steps=steps)
         place = device_of(device)
         network, card = load_model(model)
         scale: sets.Scale = card.get("scale", "symmetric")
@@ -126,7 +125,7 @@ def attack(
         results.command = command_words(results.command, attack, {"data": source, **what})
         silent = quiet or not team.first
         with redirect_stderr(AttackLine(sys.stderr, None)) if silent else nullcontext():
-            evaluation = evaluate(network, x, y, ball, cascade, batch=batch, seed=seed, progress=not quiet, team=team)
+            evaluation = evaluate(network, x, y, ball, chosen, batch=batch, seed=seed, progress=not quiet, team=team)
         if not team.first:
             return 0
         results.seconds = round(sum(evaluation.seconds), 1)

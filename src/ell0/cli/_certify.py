@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .. import certify as certificates
 from .. import data as sets
-from .. import recipe
 from ..attacks import ATTACKS
 from ..common import device_of
+from ..evaluation import cascade
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
@@ -104,7 +104,7 @@ def certify(
         asked = tuple(sorted(set(budgets or BUDGETS)))
         if asked[0] < 0:
             raise ValueError(f"budget must be an int >= 0, got {asked[0]}")
-        attacks = recipe.cascade((*ATTACKS, "sparse_rs_uniform"), queries=queries, steps=steps)
+        attacks = cascade((*ATTACKS, "sparse_rs_uniform"), queries=queries, steps=steps)
         place = device_of(device)
         network, card = load_model(model)
         if not isinstance(network, nn.Module):

@@ -1,16 +1,16 @@
 """Clean and robust accuracy: attacks in order of price on the rows still standing, claims checked, flags raised."""
 
-from ._evaluate import WHITE_BOX, Entry, default_attacks, evaluate
+from ._evaluate import evaluate
 from ._record import AttackRecord, Evaluation, Point, Share, median_record
+from .entries import Entry, cascade
 
 __all__ = [
-    "WHITE_BOX",
     "AttackRecord",
     "Entry",
     "Evaluation",
     "Point",
     "Share",
-    "default_attacks",
+    "cascade",
     "evaluate",
     "median_record",
 ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,37 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..attacks import ATTACKS
-from ..attacks.contract import AttackResult, Model, Victim, check_count
+from ..attacks.contract import Model, Victim
+from ..common import check_count, seeded
 from ..parallel import ALONE, Team
 from ..threat import L0Ball
-from ._record import CLEAN, Evaluation, Share, percent
-from ._state import Found, State, bare, fingerprint
+from ._record import Evaluation, Share, percent
+from ._state import Found, State, fingerprint
 from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
+from .entries import AttackFunction, Entry, entries_of
 
-Attack = Callable[..., AttackResult]
-
-WHITE_BOX = ("sparse_pgd", "sigma_zero", "adaptive")
-"""Attacks that use gradients."""
-
-_GRADIENT = ("sparse_pgd", "sigma_zero")  # use nothing else: `adaptive` tries candidates and ends in a random search
 _NOISE = 10  # how many times the noise of a few rows the clean margins of all may differ between two runs
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An attack of an evaluation: ``attack(model, x, y, ball, *, generator, rows)``, and whether it uses gradients."""
-
-    attack: Attack
-    white_box: bool
-
-
-def default_attacks() -> dict[str, Entry]:
-    """The attacks of an evaluation that names none, in order of price: gradients first, then two value sets."""
-    cascade = {name: Entry(ATTACKS[name], True) for name in WHITE_BOX}
-    for values in ("corners", "uniform"):
-        cascade[f"sparse_rs_{values}"] = Entry(partial(ATTACKS["sparse_rs"], values=values), False)
-    return cascade
 
 
 def evaluate(
@@ -53,7 +30,7 @@ def evaluate(
     x: Tensor,
     y: Tensor,
     ball: L0Ball,
-    attacks: Mapping[str, Attack | Entry] | Collection[str] | None = None,
+    attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None = None,
     *,
     budgets: Collection[int] | None = None,
     batch: int = 512,
@@ -73,7 +50,7 @@ def evaluate(
     Args:
         model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         attacks: name -> a configured attack, run in this order; a function that is not of ``ell0.attacks`` comes as an
-            `Entry`, which says whether it is white-box. Or names, of ``ATTACKS`` or of `default_attacks`, which is what
+            `Entry`, which says whether it is white-box. Or names, of ``ATTACKS`` or of `cascade`, which is what
             None stands for. Of a model without gradients None stands for the black-box ones; to name white-box ones
             for it raises.
         budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
@@ -91,7 +68,7 @@ def evaluate(
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
     """
-    entries = _entries(attacks)
+    entries = entries_of(attacks)
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
@@ -131,7 +108,7 @@ def evaluate(
                 print(f"{name}, budget {budget}: robust accuracy {percent(stands)}", file=sys.stderr)
         lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random, team)
     flags += nature(probe, blocked, int(blind.sum()), lost, len(x)) + doubts(state, 0 if probe.random else lost)
-    flags += beaten(state, {name: _by_gradients(entry) for name, entry in entries.items()})
+    flags += beaten(state, {name: entry.gradients_only for name, entry in entries.items()})
     return Evaluation(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
@@ -154,7 +131,7 @@ def _attacked(
     if not len(rows):
         return None
     mine = ball.part(x, rows, budget)
-    result = entry.attack(model, x[rows], y[rows], mine, generator=_generator(seed, name), rows=rows)
+    result = entry.attack(model, x[rows], y[rows], mine, generator=seeded(seed, name), rows=rows)
     return Found.of(rows, x[rows], result)
 
 
@@ -167,55 +144,7 @@ def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], 
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
         mine = ball.part(x, row)
-        entry.attack(model, x[:1], label, mine, generator=_generator(seed, name), rows=row)
-
-
-def _entries(attacks: Mapping[str, Attack | Entry] | Collection[str] | None) -> dict[str, Entry]:
-    if attacks is None:
-        return default_attacks()
-    if isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks):
-        raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
-    if not isinstance(attacks, Mapping):
-        return _named(attacks)
-    entries = {}
-    for name, attack in attacks.items():
-        if not isinstance(name, str) or name in ("", CLEAN):
-            raise ValueError(f"attacks must be named by strings other than {CLEAN!r}, got {name!r}")
-        if not callable(attack.attack if isinstance(attack, Entry) else attack):
-            raise ValueError(f"attacks must be functions, got {attack!r} as {name!r}")
-        entries[name] = attack if isinstance(attack, Entry) else Entry(attack, _is_white_box(name, attack))
-    return entries
-
-
-def _named(names: Collection[str]) -> dict[str, Entry]:
-    known = {name: Entry(attack, name in WHITE_BOX) for name, attack in ATTACKS.items()} | default_attacks()
-    entries: dict[str, Entry] = {}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"attacks must be among {', '.join(sorted(known))}, got {name!r}")
-        if name in entries:
-            raise ValueError(f"attacks must differ, got {name!r} twice")
-        entries[name] = known[name]
-    return entries
-
-
-def _is_white_box(name: str, attack: Attack) -> bool:
-    known = _known(attack)
-    if known is None:
-        raise ValueError(
-            f"attacks from elsewhere must say what they use, got {name!r} without Entry(..., white_box=...)"
-        )
-    return known in WHITE_BOX
-
-
-def _by_gradients(entry: Entry) -> bool:
-    known = _known(entry.attack)
-    return entry.white_box if known is None else known in _GRADIENT
-
-
-def _known(attack: Attack) -> str | None:
-    """The name of an attack of ``ell0.attacks``."""
-    return next((name for name, candidate in ATTACKS.items() if candidate is bare(attack)), None)
+        entry.attack(model, x[:1], label, mine, generator=seeded(seed, name), rows=row)
 
 
 def _checked_path(state_path: Path | str | None) -> Path | None:
@@ -245,9 +174,3 @@ def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int
     if not good or not budgets or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets must be different ints from 0 to the ball's {ball.budget}, got {budgets!r}")
     return tuple(sorted({*budgets, ball.budget}))
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    """The same for every batch and budget; an attack keeps its draws whatever other attacks run beside it."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,6 +1,5 @@
 """A TOML recipe becomes one run from data to results, resumable; needs torch and numpy alone."""
 
-from ._measure import cascade
 from ._model import model
 from ._recipe import Recipe, load, names, slug, sweep
 from ._run import BusyError, Stage, run
@@ -11,7 +10,6 @@ __all__ = [
     "Recipe",
     "Stage",
     "Swept",
-    "cascade",
     "load",
     "model",
     "names",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import certify
-from ..attacks import ATTACKS, AttackResult
-from ..attacks.contract import check_count
+from ..attacks import AttackResult
 from ..data import RANGES
-from ..evaluation import WHITE_BOX, Entry, Evaluation, Share, default_attacks, evaluate
+from ..evaluation import Entry, Evaluation, Share, cascade, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
 from ..results import Row
@@ -173,23 +170,3 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
             seconds = {"seconds": round(sum(evaluation.seconds), 3)} if budget == max(task.budgets) else {}
             rows.append(row | seconds)
     return rows, boxes
-
-
-def cascade(names: Sequence[str] | None = None, *, queries: int, steps: int) -> dict[str, Entry]:
-    """Attacks for `ell0.evaluate`: those named, of ``ATTACKS`` or of the default ones, which None stands for.
-
-    queries, steps: what each may spend on a row, whichever of them it counts.
-    """
-    check_count("queries", queries)
-    check_count("steps", steps)
-    known = {name: Entry(attack, name in WHITE_BOX) for name, attack in ATTACKS.items()} | default_attacks()
-    chosen = {}
-    for name in default_attacks() if names is None else names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"attack must be one of {', '.join(known)}, got {name!r}{hint}")
-        parameters = inspect.signature(known[name].attack).parameters
-        spent = {key: value for key, value in (("queries", queries), ("steps", steps)) if key in parameters}
-        chosen[name] = Entry(partial(known[name].attack, **spent), known[name].white_box)
-    return chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -19,7 +18,6 @@ from torch import Tensor
 from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
 from ..data import RANGES, Scale
-from ..evaluation import WHITE_BOX
 from ..results import Row
 from ..threat import L0Ball, Unit, stretched
 from ..train import Objective, Trades, TrainConfig
@@ -33,7 +31,6 @@ WORST = "worst case"
 """What stands as the attack of a row that all of them decided together."""
 
 _TRADES = ["steps", "loss", "weight", "ramp", "step_size", "mask_step"]
-_OF_EVERY_ATTACK = ("generator", "rows", "target")
 _FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified", "forwards", "confidence")
 _SCALAR = (str, bool, int, float)
 
@@ -453,8 +450,7 @@ def _training_attack(table: Table | None, source: Data) -> tuple[Attack | None, 
 
 def _parameters(attack: str) -> list[str]:
     """The parameters of an attack that a recipe may set."""
-    parameters = inspect.signature(ATTACKS[attack]).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _OF_EVERY_ATTACK]
+    return list(ATTACKS[attack].settings)
 
 
 def _rehearse(where: str, attack: Attack, **more: Any) -> None:
@@ -515,7 +511,7 @@ def _measure(
                 raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
     elif what != "clean_accuracy":
         base = _with_attack(table, base, "pointwise" if what == "median_distance" else "sparse_rs")
-        if base.attack in WHITE_BOX:
+        if base.attack is not None and ATTACKS[base.attack].white_box:
             _check_gradients(table.where, base, known)
     table.close()
     if base.attack is not None:

@@ -1,0 +1,89 @@
+"""How an attack says what it is. `ATTACKS`, evaluation's defaults and flags, benchmarks and tests read it here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from types import MappingProxyType
+from typing import Any, Generic, ParamSpec
+
+from .contract import AttackResult
+
+__all__ = ["ATTACKS", "Attack", "attack", "declared"]
+
+P = ParamSpec("P")
+
+_SHARED = ("generator", "rows", "target")  # keyword arguments of every attack
+
+_registered: dict[str, Attack[...]] = {}
+
+ATTACKS: Mapping[str, Attack[...]] = MappingProxyType(_registered)
+"""Every attack by its name. Only `attack` adds to it."""
+
+
+@dataclass(eq=False)
+class Attack(Generic[P]):
+    """A declared attack. It is called like its function.
+
+    white_box: it uses gradients or looks into the model.
+    gradients_only: it uses nothing but gradients. Evaluation raises a flag if a search breaks many rows that it left.
+    random: its result depends on the generator.
+    cascade: its place in the default evaluation, the cheapest first; None: it is not part of that.
+    variants: settings by name. The default evaluation runs each of them, as ``attack_variant``.
+    cheap: settings with which tests run it in a moment.
+    strong: settings with which it comes within 1.25 of the optimum on linear models; None: it does not.
+    """
+
+    function: Callable[P, AttackResult]
+    white_box: bool
+    gradients_only: bool
+    random: bool
+    cascade: int | None
+    cheap: Mapping[str, Any]
+    strong: Mapping[str, Any] | None
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.name = self.function.__name__
+        update_wrapper(self, self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AttackResult:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return self.name  # pickled and copied by reference, as a function is
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its own keyword arguments with their defaults, without those that every attack takes."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED}
+
+
+def attack(
+    *,
+    white_box: bool,
+    gradients_only: bool,
+    random: bool,
+    cascade: int | None,
+    cheap: Mapping[str, Any],
+    strong: Mapping[str, Any] | None,
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[Callable[P, AttackResult]], Attack[P]]:
+    """Declares a function as an attack and adds it to `ATTACKS`; `Attack` says what the arguments mean."""
+
+    def declare(function: Callable[P, AttackResult]) -> Attack[P]:
+        own = Attack(function, white_box, gradients_only, random, cascade, cheap, strong, variants or {})
+        _registered[own.name] = own
+        return own
+
+    return declare
+
+
+def declared(function: Callable[..., AttackResult]) -> Attack[...] | None:
+    """The declared attack under partials, or None."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if isinstance(function, Attack) else None
