@@ -36,13 +36,13 @@ test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton a
 	PYTHONPATH=src $(PYTHON) tests/gpu_checks.py
 	PYTHONPATH=src $(PYTHON) tests/gpu_train_checks.py
 
-bench: setup  ## the figures of the README
-	$(BIN)/ell0 bench layer --require-mnist --threads 2 --out results/bench-layer-cpu.json
+bench: setup  ## times of the truncated layer on this machine
+	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
 	$(BIN)/python tools/readme.py
 
-bench-attacks: setup  ## the same, of the attacks and their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
+bench-attacks: setup  ## the attacks beside their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
 	$(INSTALL) -e '.[foolbox]'
-	$(BIN)/ell0 bench attacks --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
+	$(BIN)/python benchmarks/attacks.py --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
 	$(BIN)/python tools/readme.py
 
 clean:

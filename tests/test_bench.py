@@ -1,8 +1,15 @@
+"""The scripts in benchmarks/: only checked results are timed, their rows, and their command lines."""
+
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,22 +19,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ell0 import L0Ball, bench, certify, data, models, ops
+import attacks
+import certify
+import layer
+import measure
+import train
+from ell0 import L0Ball, data, models, ops
 from ell0.attacks import ATTACKS, AttackResult
-from ell0.bench import _attacks, _certify, _gpu, _layer, _speed, _train
-from ell0.bench._timing import timed
+from ell0.certify import Objective
 from ell0.nn import TruncatedLinear
 from ell0.ops import reference
 from ell0.results import Results
-from ell0.train import TrainConfig
+from ell0.train import PAPER_MNIST, TrainConfig
 from ell0.train._step import Stepper
+from measure import Run, timed
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
 
 
 def test_topk_baseline_is_the_layer() -> None:
-    g = torch.Generator().manual_seed(0)
-    x, w, b = torch.randn(11, 40, generator=g), torch.randn(7, 40, generator=g), torch.randn(7, generator=g)
+    x, w, b = draw((11, 40), (7, 40), (7,))
     for chunk in (1, 4, 32):
-        got = _layer.topk_baseline(x, w, b, 3, chunk)
+        got = measure.topk_baseline(x, w, b, 3, chunk)
         torch.testing.assert_close(got.double(), reference.trimmed_linear(x, w, b, top=3, bottom=3), rtol=0, atol=1e-4)
 
 
@@ -35,18 +53,24 @@ def test_topk_baseline_is_the_layer() -> None:
 def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     right = ops.truncated_linear
 
-    def spoiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, **options: object) -> torch.Tensor:
-        if wrong == "values":
-            return right(x, weight, bias, **options) * 1.001  # type: ignore[arg-type]
-        out = right(x, weight, bias, **options)  # type: ignore[arg-type]
-        return out + 0.01 * (weight - weight.detach()).sum(1)
+    def spoiled(x: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> Tensor:
+        out = right(x, weight, bias, **options)
+        return out * 1.001 if wrong == "values" else out + 0.01 * (weight - weight.detach()).sum(1)
 
-    g = torch.Generator().manual_seed(0)
-    x, w, b = torch.randn(20, 50, generator=g), torch.randn(40, 50, generator=g), torch.randn(40, generator=g)
-    _layer.check(x, w, b, 5, g)
+    x, w, b = draw((20, 50), (40, 50), (40,))
+    layer.check(x, w, b, 5, torch.Generator())
     monkeypatch.setattr(ops, "truncated_linear", spoiled)
     with pytest.raises(AssertionError, match=wrong):
-        _layer.check(x, w, b, 5, g)
+        layer.check(x, w, b, 5, torch.Generator())
+
+
+def test_a_wrong_gradient_to_the_input_is_not_timed() -> None:
+    x, w, grad = draw((6, 50), (40, 50), (6, 40))
+    x.requires_grad_()
+    out = ops.truncated_linear(x, w, k=5)
+    layer.check_input_gradient(out, x, w, grad, 5)
+    with pytest.raises(AssertionError, match="input gradients of the truncated layer with k=5 differ"):
+        layer.check_input_gradient(out + 1e-3 * x.sum(1, keepdim=True), x, w, grad, 5)
 
 
 def test_calls_take_turns() -> None:
@@ -54,47 +78,146 @@ def test_calls_take_turns() -> None:
     timing = timed({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 3)
     assert "".join(seen) == "ab" * 4
     ratio = timing.ratio("a", "b")
-    assert ratio["n"] == 3
+    assert (ratio["n"], ratio["to"]) == (3, "b")
     assert ratio["low"] <= ratio["high"]
+    assert ratio["value"] == pytest.approx(ratio["seconds"] / ratio["to_seconds"])
 
 
 def test_quick_run_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_layer, "BATCH", 16)
+    monkeypatch.setattr(layer, "CPU", replace(layer.CPU, batch=16))
     lines: list[str] = []
-    results = bench.layer(quick=True, root=tmp_path, progress=lines.append)
+    results = layer.benchmark(Run(root=tmp_path, say=lines.append), quick=True)
     assert lines
     assert results.device.endswith(" threads")
     assert {row["data"] for row in results.rows} == {"digits28", "gaussian"}
     for source in ("digits28", "gaussian"):
-        for what in (
-            {"what": "forward", "to": "dense", "prepared": True},
-            {"what": "forward", "to": "dense", "prepared": False},
-            {"what": "forward", "to": "topk"},
-            {"what": "step", "to": "dense"},
-        ):
+        forward = {"what": "forward", "to": "dense"}
+        for what in ({**forward, "prepared": True}, {**forward, "prepared": False}, {"what": "step", "to": "dense"}):
             assert results.find(data=source, k=10, weights="initial", **what)["value"] > 0
+    assert results.find(data="digits28", what="forward", to="topk")["value"] > 0
 
 
 def test_mnist_can_be_required(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="ell0 data get mnist"):
-        bench.layer(quick=True, root=tmp_path, require_mnist=True)
+        layer.benchmark(Run(root=tmp_path, require_mnist=True), quick=True)
+
+
+def test_peak_memory_is_told() -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("only Linux tells the peak")
+    results = Results("a", "b")
+    layer._memory(results)
+    dense, truncated = (results.find(what="memory", k=k)["value"] for k in (0, 10))
+    assert dense > 0
+    assert 0 < truncated <= 2 * dense + 64 * 2**20
+
+
+def test_the_floor_is_that_of_the_slower_part() -> None:
+    assert layer.floor(10.0, 6.0, copy_rate=5.0, matrix_rate=6.0) == 2.0
+    assert layer.floor(10.0, 18.0, copy_rate=5.0, matrix_rate=6.0) == 3.0
+    row = layer.Rates(copy=100.0, matrix=2.0).row(30.0, batch=2, d=3, out=5)
+    assert row == {"bytes": 4 * (2 * 3 + 5 * 3 + 2 * 5), "operations": 60, "floor": 30.0, "over_floor": 1.0}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_benchmark_of_the_gpu_has_its_rows(small: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    """Without a GPU: all that it does but the clock, the memory and the kernels."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Run, "place", torch.device("cpu"))
+    few = replace(layer.GPU, batch=20, rounds=1, quick_rounds=1, chunks=(2, 4))
+    few = replace(few, batches=(5, 20), inputs=(650, 784), widths=(30, 40))
+    for name, value in {
+        "GPU": few, "OUT": 40, "COPIED": 1000, "SQUARE": 30, "EPOCHS": 1, "_triton": lambda: "9.9",
+        "_gpu_peak": lambda call, _: call() or 7,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(layer, name, value)
+    results = layer.benchmark(Run("cuda", root=small), quick=quick)
+    assert results.versions["triton"] == "9.9"
+    rates = {unit: results.find(what="rate", unit=unit)["value"] for unit in ("bytes/s", "operations/s")}
+    size = {"batch": 20, "in": 784, "out": 40}
+    kinds = ("initial",) if quick else ("initial", "trained")
+    sources = ("digits28", "gaussian") if quick else ("digits28", "digits28+10@100", "gaussian", "zeros80")
+    ks = (10,) if quick else (1, 10, 100)
+    wanted = {(source, kind, 10) for source in sources for kind in kinds}
+    wanted |= {("digits28", kind, k) for kind in kinds for k in ks}
+    rows = [row for row in results.rows if row["what"] == "forward" and row["to"] == "dense"]
+    assert {(row["data"], row["weights"], row["k"]) for row in rows} == wanted
+    assert len(rows) == 2 * len(wanted)
+    for row in rows:
+        assert row["floor"] == layer.floor(row["bytes"], row["operations"], *rates.values())
+        assert row["over_floor"] == pytest.approx(row["seconds"] / row["floor"])
+        assert [row[key] for key in size] == list(size.values())
+    for kind in kinds:
+        for gradient in ("weight", "input"):
+            assert results.find(what="backward", to="dense", gradient=gradient, weights=kind, k=10, **size)["value"] > 0
+    assert results.find(what="forward", to="topk", unit="x faster")["chunk"] in (2, 4)
+    grown = {(row["batch"], row["in"], row["out"], row["k"]) for row in results.rows if row["what"] == "growth"}
+    shapes = {(5, 784, 40, 10), (20, 650, 40, 10), (20, 784, 30, 10)} | {(20, 784, 40, k) for k in (1, 10, 100, 300)}
+    assert grown == (set() if quick else shapes)
+    for part in ("forward", "step"):
+        assert results.find(what="memory", part=part, k=10, unit="bytes")["dense"] == 7
+
+
+def test_dark_inputs_look_like_images() -> None:
+    x = layer.dark(200, 50, torch.Generator().manual_seed(0))
+    assert -1 <= x.min() < x.max() <= 1
+    assert 0.78 < float((x == -1).double().mean()) < 0.82
+
+
+def test_training_is_timed(small: Path) -> None:
+    state = torch.random.get_rng_state()
+    results = train.benchmark(Run(root=small), steps=2, rounds=2, batch=300)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert results.name == "bench-train-cpu"
+    step = results.find(what="step", to="F(0)", mode="eager", k=10)
+    assert (step["data"], step["batch"], step["n"]) == ("digits28", 300, 2)
+    seconds = {k: results.find(what="epoch", unit="seconds", k=k) for k in (0, 1, 10)}
+    assert all(row["images"] % 300 == 0 for row in seconds.values())
+    ratio = results.find(what="epoch", unit="x", k=10)
+    assert ratio["paper"] == 58
+    assert ratio["value"] == pytest.approx(seconds[10]["value"] / seconds[0]["value"])
+    assert len(results.rows) == 1 + 3 + 2
+
+
+def test_the_estimate_of_the_topk_baseline_counts_every_step_and_query() -> None:
+    model = models.mlp(k=2, in_features=16, hidden=[8])
+    x, y = torch.randn(40, 16), torch.arange(40) % 10
+    first = model[1]
+    assert isinstance(first, TruncatedLinear)
+    assert torch.allclose(train.Topk(first)(x), first(x), atol=1e-5)
+    results = Results("a", "b")
+    train.estimate_topk(results, model, x, y, 10)
+    row = results.find(what="training", mode="topk", estimated=True)
+    assert row["attack_seconds"] == pytest.approx(9 * 300 * 4 * row["forward"])
+    assert row["value"] == pytest.approx(250 * 4 * row["step"] + row["attack_seconds"])
+
+
+@pytest.mark.usefixtures("small")
+def test_losses_that_differ_are_not_timed() -> None:
+    x, y = draw((20, 784))[0], torch.arange(20) % 10
+
+    def check(seed: int) -> None:
+        one, other = (Stepper(Run(seed=each).network(10), PAPER_MNIST) for each in (0, seed))
+        train.check_losses(one, other, [(x, y)], 10)
+
+    check(0)
+    with pytest.raises(AssertionError, match=r"^step 1 of F\(10\) has the loss "):
+        check(1)
 
 
 def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_certify, "HIDDEN", 24)
-    monkeypatch.setattr(_certify, "MANY", 600)
-    lines: list[str] = []
-    options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32, "root": tmp_path}
+    monkeypatch.setattr(certify, "HIDDEN", 24)
+    monkeypatch.setattr(certify, "MANY", 600)
+    options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32}
     learnt: list[object] = []
 
     def watched(model: nn.Module, config: TrainConfig, stage: Any) -> Stepper:
         learnt.append(stage)
         return Stepper(model, config, stage=stage)
 
-    monkeypatch.setattr(_certify, "Stepper", watched)
-    results = bench.certify(**options, progress=lines.append)
-    assert lines
-    assert learnt == [None, certify.Objective(10, ramp=0).at(0, 1), certify.Objective(10, ramp=0, quick=True).at(0, 1)]
+    monkeypatch.setattr(certify, "Stepper", watched)
+    results = certify.benchmark(Run(root=tmp_path), **options)
+    assert learnt == [None, Objective(10, ramp=0).at(0, 1), Objective(10, ramp=0, quick=True).at(0, 1)]
     assert {row["data"] for row in results.rows} == {"digits28"}
     for method in ("ibp", "best"):
         row = results.find(what="certificates", method=method, k=100, images=60, budget=32, hidden=24)
@@ -103,12 +226,7 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
     for bound in ("exact", "quick"):
         assert results.find(what=f"step, {bound} bound", to="plain step", mode="eager")["value"] > 0
     with pytest.raises(ValueError, match="images and batch must be at most the 1437 images of digits28, got 1438 and"):
-        bench.certify(**options | {"images": 1438})
-    monkeypatch.setattr(_certify, "MANY", 10_000)
-    monkeypatch.setattr(_certify, "CHECKED", 2)
-    assert bench.certify(**options | {"images": None, "epochs": 1}).rows[0]["images"] == 1437
-
-    monkeypatch.setattr(_certify, "MANY", 600)
+        certify.benchmark(Run(root=tmp_path), **options | {"images": 1438})
     asked: list[str] = []
 
     def lower(*_: Any, method: str, **__: Any) -> Tensor:
@@ -119,19 +237,9 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
         return torch.full((50,), len(asked))
 
     for radius, said in ((lower, '"best" must be at least those by "ibp"'), (other, "the same on a processor")):
-        monkeypatch.setattr(_certify, "radius", radius)
+        monkeypatch.setattr(certify, "radius", radius)
         with pytest.raises(AssertionError, match=said):
-            bench.certify(**options | {"epochs": 1})
-
-
-def test_peak_memory_is_told() -> None:
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("only Linux tells the peak")
-    results = Results("a", "b")
-    _layer._memory(results)
-    dense, truncated = (results.find(what="memory", k=k)["value"] for k in (0, 10))
-    assert dense > 0
-    assert 0 < truncated <= 2 * dense + 64 * 2**20
+            certify.benchmark(Run(root=tmp_path), **options | {"epochs": 1})
 
 
 AUTHORS = """
@@ -210,8 +318,8 @@ def test_attacks_are_compared(small: Path) -> None:
     lines: list[str] = []
     reference = small / "rs_attacks.py"
     states = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
-    results = bench.attacks(
-        images=30, budget=2, queries=40, epochs=6, root=small, reference=reference, progress=lines.append
+    results = attacks.benchmark(
+        Run(root=small, say=lines.append), images=30, budget=2, queries=40, epochs=6, reference=reference
     )
     assert torch.equal(torch.random.get_rng_state(), states[0])
     assert str(np.random.get_state()) == states[1]  # noqa: NPY002
@@ -248,12 +356,11 @@ def test_attacks_are_compared(small: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_foolbox_draws_the_same_in_every_run() -> None:
-    x, y = data.load("digits", "test")
+    x, y = (part[:5] for part in data.load("digits", "test"))
     network = models.mlp(2, in_features=64).eval()
     drawn = []
     for seed in (3, 3, 4):
-        results = Results("a", "b")
-        _attacks._against_foolbox(results, network, x[:5], y[:5], seed, {"data": "digits"}, lambda _: None)
+        attacks.against_foolbox(attacks.Comparison(Run(seed=seed), Results("a", "b"), network, x, y, {"data": "a"}))
         drawn.append(tuple(sys.modules["foolbox"].drawn[-10:]))
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 10
@@ -274,9 +381,8 @@ def test_a_peer_that_fails_loses_its_own_rows_alone(small: Path, peer: str) -> N
     assert text.count(line) == 1
     (small / name).write_text(text.replace(line, "raise RuntimeError('no luck')"))
     lines: list[str] = []
-    results = bench.attacks(
-        images=5, budget=2, queries=5, epochs=0, root=small, reference=small / "rs_attacks.py", progress=lines.append
-    )
+    options: dict[str, Any] = {"images": 5, "budget": 2, "queries": 5, "epochs": 0}
+    results = attacks.compare(Run(root=small, say=lines.append), **options, reference=small / "rs_attacks.py")
     failed = [line for line in lines if line.endswith(" failed and is left out: RuntimeError('no luck')")]
     assert len(failed) == (2 if peer == "all of foolbox" else 1)
     kinds = {row["what"] for row in results.rows}
@@ -302,7 +408,8 @@ def test_sparse_rs_spends_the_price_in_one_run_and_in_restarts(
 
     monkeypatch.setitem(ATTACKS, "sparse_rs", one_falls)
     results, x, y = Results("a", "b"), torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
-    _attacks._at_equal_price(results, nn.Linear(4, 2), x, y, L0Ball(1), price, 0, {"n": 2}, lambda _: None)
+    compared = attacks.Comparison(Run(), results, nn.Linear(4, 2), x, y, {"data": "a"})
+    attacks.at_equal_price(compared, L0Ball(1), price)
     assert [row["restarts"] for row in results.rows] == restarts
     for row in results.rows:
         assert row["value"] == 0.5
@@ -310,25 +417,49 @@ def test_sparse_rs_spends_the_price_in_one_run_and_in_restarts(
         assert price <= row["queries"] <= 1.2 * price
 
 
+def test_every_row_stands_while_the_speed_is_measured(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = attacks.speed(Run(root=small), images=3000, queries=5)  # more images than there are
+    assert results.name == "bench-attacks-cpu"
+    seconds = {k: results.find(what="attack seconds", k=k)["value"] for k in (0, 10)}
+    row = results.find(what="attack", to="F(0)")
+    assert row["value"] == seconds[10] / seconds[0]
+    assert (row["images"], row["queries"], row["budget"]) == (3000, 5, 10)
+    assert len(results.rows) == 3
+    monkeypatch.setattr(attacks, "LEAD", -1.0)
+    with pytest.raises(AssertionError, match=r"^9 of 9 rows broke, and none can$"):
+        attacks.speed(Run(root=small), images=9, queries=5)
+
+
+def test_a_gpu_gets_the_speed_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    given: list[dict[str, int]] = []
+    monkeypatch.setattr(attacks, "speed", lambda _, **settings: given.append(settings))
+    attacks.benchmark(Run("cuda"), images=7)
+    assert given == [{"images": 7}]
+    for name, value in (("epochs", 0), ("reference", Path("rs_attacks.py"))):
+        with pytest.raises(ValueError, match=f"^{name} must be left out with --device cuda, got {value}$"):
+            attacks.benchmark(Run("cuda"), **{name: value})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("function", "arguments", "message"),
     [
-        ({"images": 0}, "images must be an int >= 1, got 0"),
-        ({"images": -300}, "images must be an int >= 1, got -300"),
-        ({"epochs": -1}, "epochs must be an int >= 0, got -1"),
-        ({"queries": 0}, "queries must be an int >= 1, got 0"),
-        ({"budget": 0}, "budget must be an int >= 1, got 0"),
-        ({"budget": 65}, "budget must be at most the 64 features of digits, got 65"),
-        ({"seed": -1}, r"seed must satisfy 0 <= seed < 2\*\*64, got -1"),
-        ({"seed": 2**64}, rf"seed must satisfy 0 <= seed < 2\*\*64, got {2**64}"),
+        (train.benchmark, {"steps": 0}, "steps must be an int >= 1, got 0"),
+        (train.benchmark, {"batch": 10**6}, r"batch must be at most the \d+ images of digits28, got 1000000"),
+        (certify.benchmark, {"rounds": 0}, "rounds must be an int >= 1, got 0"),
+        (attacks.speed, {"queries": 0}, "queries must be an int >= 1, got 0"),
+        (attacks.speed, {"budget": 785}, "budget must be at most the 784 features of digits28, got 785"),
+        (attacks.compare, {"images": -300}, "images must be an int >= 1, got -300"),
+        (attacks.compare, {"epochs": -1}, "epochs must be an int >= 0, got -1"),
+        (attacks.compare, {"budget": 65}, "budget must be at most the 64 features of digits, got 65"),
     ],
 )
-def test_bad_arguments_are_refused_before_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], message: str
+def test_bad_arguments_are_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Any, arguments: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was trained"))
+    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was built"))
     with pytest.raises(ValueError, match=f"^{message}$"):
-        bench.attacks(root=tmp_path, **arguments)
+        function(Run(root=tmp_path), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -340,160 +471,134 @@ def test_bad_arguments_are_refused_before_training(
         ("class Other: pass", ", which has no RSAttack$"),
     ],
 )
-@pytest.mark.parametrize("name", ["rs_attacks.py", "rs_attacks.txt"])
 def test_a_wrong_reference_is_refused_before_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, reason: str, name: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, reason: str
 ) -> None:
     monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was trained"))
-    path, known = tmp_path / name, list(sys.path)
+    path, known = tmp_path / "rs_attacks.txt", list(sys.path)
     if text is not None:
         path.write_text(text)
     rule = r"reference must be the file rs_attacks\.py of the authors of Sparse-RS, got "
     with pytest.raises(ValueError, match=f"^{rule}{path}{reason}"):
-        bench.attacks(root=tmp_path, reference=path)
+        attacks.compare(Run(root=tmp_path), reference=path)
     assert sys.path == known
 
 
-def test_the_floor_is_that_of_the_slower_part() -> None:
-    assert _gpu.floor(10.0, 6.0, copy_rate=5.0, matrix_rate=6.0) == 2.0
-    assert _gpu.floor(10.0, 18.0, copy_rate=5.0, matrix_rate=6.0) == 3.0
-    row = _gpu.Rates(copy=100.0, matrix=2.0).row(30.0, batch=2, d=3, out=5)
-    assert row == {"bytes": 4 * (2 * 3 + 5 * 3 + 2 * 5), "operations": 60, "floor": 30.0, "over_floor": 1.0}
+def command(function: Callable[..., Results], *words: str) -> int:
+    parser = measure.options("some/layer.py", "Time something.")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--reference", type=Path)
+    measure.add_counts(parser, images="how many")
+    return measure.main(function, parser, words)
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_benchmark_of_the_gpu_has_its_rows(small: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
-    """Without a GPU: all that it does but the clock, the memory and the kernels."""
-    for name, value in {
-        "check_device": lambda _: torch.device("cpu"), "cuda_timed": lambda calls, _: timed(calls, 1),
-        "peak_memory": lambda call, _: call() or 7, "_triton": lambda: "9.9", "BATCH": 20, "BATCHES": (5, 20),
-        "INPUTS": (650, 784), "WIDTHS": (30, 40), "OUT": 40, "CHUNKS": (2, 4), "COPIED": 1000,
-        "SQUARE": 30,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(_gpu, name, value)
-    results = _gpu.layer_on_gpu(
-        quick=quick, root=small, require_mnist=False, command="ell0 bench layer", seed=0, progress=lambda _: None
-    )
-    assert results.versions["triton"] == "9.9"
-    rates = {unit: results.find(what="rate", unit=unit)["value"] for unit in ("bytes/s", "operations/s")}
-    size = {"batch": 20, "in": 784, "out": 40}
-    kinds = ("initial",) if quick else ("initial", "trained")
-    sources = ("digits28", "gaussian") if quick else ("digits28", "digits28+10@100", "gaussian", "zeros80")
-    ks = (10,) if quick else (1, 10, 100)
-    wanted = {(source, kind, 10) for source in sources for kind in kinds}
-    wanted |= {("digits28", kind, k) for kind in kinds for k in ks}
-    rows = [row for row in results.rows if row["what"] == "forward" and row["to"] == "dense"]
-    assert {(row["data"], row["weights"], row["k"]) for row in rows} == wanted
-    assert len(rows) == 2 * len(wanted)
-    for row in rows:
-        assert row["value"] == pytest.approx(row["seconds"] / row["to_seconds"])
-        assert row["floor"] == _gpu.floor(row["bytes"], row["operations"], *rates.values())
-        assert row["over_floor"] == pytest.approx(row["seconds"] / row["floor"])
-        assert size.items() <= row.items()
-    for kind in kinds:
-        for gradient in ("weight", "input"):
-            assert results.find(what="backward", to="dense", gradient=gradient, weights=kind, k=10, **size)["value"] > 0
-    assert results.find(what="forward", to="topk", unit="x faster")["chunk"] in (2, 4)
-    grown = {(row["batch"], row["in"], row["out"], row["k"]) for row in results.rows if row["what"] == "growth"}
-    shapes = {(5, 784, 40, 10), (20, 650, 40, 10), (20, 784, 30, 10)} | {(20, 784, 40, k) for k in (1, 10, 100, 300)}
-    assert grown == (set() if quick else shapes)
-    for part in ("forward", "step"):
-        assert results.find(what="memory", part=part, k=10, unit="bytes")["dense"] == 7
+def one_row(run: Run, **_: Any) -> Results:
+    run.say("working")
+    results = Results("bench-any", run.command, device="a machine")
+    results.add(2.5, what="forward", to="dense", unit="x", k=10)
+    return results
 
 
-def test_a_wrong_gradient_to_the_input_is_not_timed() -> None:
-    g = torch.Generator().manual_seed(0)
-    x, w, grad = (torch.randn(*shape, generator=g) for shape in ((6, 50), (40, 50), (6, 40)))
-    x.requires_grad_()
-    out = ops.truncated_linear(x, w, k=5)
-    _gpu._check_input_gradient(out, x, w, grad, 5)
-    with pytest.raises(AssertionError, match="input gradients of the truncated layer with k=5 differ"):
-        _gpu._check_input_gradient(out + 1e-3 * x.sum(1, keepdim=True), x, w, grad, 5)
+def test_a_command_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given: list[dict[str, Any]] = []
+    out = tmp_path / "new" / "a.json"
+
+    def benchmark(run: Run, **options: Any) -> Results:
+        given.append({"seed": run.seed, "root": run.root, **options})
+        return one_row(run)
+
+    words = "--require-mnist --seed 4 --quick --reference"
+    assert command(benchmark, *words.split(), "far/rs_attacks.py", "--root", "x", "--out", str(out)) == 0
+    assert given == [{"seed": 4, "root": Path("x"), "quick": True, "reference": Path("far/rs_attacks.py")}]
+    shown = capsys.readouterr()
+    assert shown.out == "bench-any: a machine\nforward: 2.5 x dense, k 10\n"
+    assert shown.err == f"working\nwritten to {out}\n"
+    assert Results.load(out).command == f"python benchmarks/layer.py {words} rs_attacks.py"
+    assert [path.name for path in out.parent.iterdir()] == ["a.json"]
 
 
-def test_dark_inputs_look_like_images() -> None:
-    x = _gpu._dark(200, 50, torch.Generator().manual_seed(0))
-    assert -1 <= x.min() < x.max() <= 1
-    assert 0.78 < float((x == -1).double().mean()) < 0.82
-
-
-def test_training_is_timed(small: Path) -> None:
-    state = torch.random.get_rng_state()
-    lines: list[str] = []
-    results = bench.train(steps=2, rounds=2, batch=300, root=small, progress=lines.append)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert lines
-    assert results.name == "bench-train-cpu"
-    step = results.find(what="step", to="F(0)", mode="eager", k=10)
-    assert (step["data"], step["batch"], step["n"]) == ("digits28", 300, 2)
-    assert step["value"] == pytest.approx(step["seconds"] / step["to_seconds"])
-    seconds = {k: results.find(what="epoch", unit="seconds", k=k) for k in (0, 1, 10)}
-    assert all(row["images"] % 300 == 0 for row in seconds.values())
-    ratio = results.find(what="epoch", unit="x", k=10)
-    assert ratio["paper"] == 58
-    assert ratio["value"] == pytest.approx(seconds[10]["value"] / seconds[0]["value"])
-    assert len(results.rows) == 1 + 3 + 2
-
-
-def test_the_estimate_of_the_topk_baseline_counts_every_step_and_query() -> None:
-    model = models.mlp(k=2, in_features=16, hidden=[8])
-    x, y = torch.randn(40, 16), torch.arange(40) % 10
-    layer = model[1]
-    assert isinstance(layer, TruncatedLinear)
-    assert torch.allclose(_train.Topk(layer)(x), layer(x), atol=1e-5)
-    results = Results.here("bench", "ell0 bench", seeds=[0], device="cpu")
-    _train.estimate_topk(results, model, x, y, 10)
-    row = results.find(what="training", mode="topk", estimated=True)
-    assert row["attack_seconds"] == pytest.approx(9 * 300 * 4 * row["forward"])
-    assert row["value"] == pytest.approx(250 * 4 * row["step"] + row["attack_seconds"])
-
-
-def test_losses_that_differ_are_not_timed(small: Path) -> None:
-    x, y = data.load("digits", "train")
-    batches = [(torch.nn.functional.pad(x[:20].flatten(1), (0, 720)), y[:20])]
-    cpu = torch.device("cpu")
-    assert small
-    _train._check_losses(_train.Trainer(10, 0, cpu), _train.Trainer(10, 0, cpu), batches, 10)
-    with pytest.raises(AssertionError, match=r"^step 1 of F\(10\) has the loss "):
-        _train._check_losses(_train.Trainer(10, 0, cpu), _train.Trainer(10, 1, cpu), batches, 10)
-
-
-def test_attack_speed_has_every_row_stand(small: Path) -> None:
-    lines: list[str] = []
-    results = bench.attack_speed(images=9, queries=5, root=small, progress=lines.append)
-    assert lines
-    assert results.name == "bench-attacks-cpu"
-    seconds = {k: results.find(what="attack seconds", k=k)["value"] for k in (0, 10)}
-    row = results.find(what="attack", to="F(0)")
-    assert row["value"] == seconds[10] / seconds[0]
-    assert (row["images"], row["queries"], row["budget"]) == (9, 5, 10)
-    assert len(results.rows) == 3
-    assert bench.attack_speed(images=3000, queries=1, root=small).rows[0]["images"] == 3000  # more than there are
-
-
-def test_a_row_that_breaks_is_not_timed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_speed, "LEAD", -1.0)
-    with pytest.raises(AssertionError, match=r"^9 of 9 rows broke, and none can$"):
-        bench.attack_speed(images=9, queries=5, root=small)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (bench.layer, {"device": "gpu"}, 'device must be "cpu" or "cuda", got \'gpu\''),
-        (bench.train, {"steps": 0}, "steps must be an int >= 1, got 0"),
-        (bench.train, {"rounds": 0}, "rounds must be an int >= 1, got 0"),
-        (bench.train, {"batch": 0}, "batch must be an int >= 1, got 0"),
-        (bench.train, {"batch": 10**6}, r"batch must be at most the \d+ images of digits28, got 1000000"),
-        (bench.train, {"seed": -1}, r"seed must satisfy 0 <= seed < 2\*\*64, got -1"),
-        (bench.attack_speed, {"images": 0}, "images must be an int >= 1, got 0"),
-        (bench.attack_speed, {"queries": 0}, "queries must be an int >= 1, got 0"),
-        (bench.attack_speed, {"budget": 785}, "budget must be at most the 784 features of digits28, got 785"),
-    ],
-)
-def test_bad_arguments_are_refused_before_timing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Any, arguments: dict[str, Any], message: str
+def test_a_full_disk_loses_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "mlp", lambda *_, **__: pytest.fail("something was built"))
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        function(root=tmp_path, **arguments)
+    def full(_: Results, path: Path) -> Path:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Results, "save", full)
+    assert command(one_row, "--out", str(tmp_path / "a.json")) == 1
+    shown = capsys.readouterr()
+    assert "forward: 2.5 x dense" in shown.out
+    assert "No space left on device" in shown.err
+
+
+def test_an_error_is_one_sentence_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for words, said in (
+        (["--threads", "0"], "threads must satisfy 1 <= threads <= "),
+        (["--threads", f"{2**70}"], f"got {2**70}"),
+        (["--seed", "-1"], "seed must satisfy 0 <= seed < 2**64, got -1"),
+        (["--seed", f"{2**64}"], f"seed must satisfy 0 <= seed < 2**64, got {2**64}"),
+        (["--device", "cuda"], "device must be \"cpu\" where torch finds no CUDA GPU, got 'cuda'"),
+        (["--out", f"{tmp_path}"], f"{tmp_path}, a folder"),
+        (["--out", f"{tmp_path / 'file' / 'a.json'}"], "out must be a name in a folder that can be written, got "),
+        (["--out", f"{tmp_path / ('a' * 300)}"], "out must be a name in a folder that can be written, got "),
+        (["--out", f"{tmp_path / 'pipe'}"], "out must be a file or a new name, got "),
+    ):
+        assert command(lambda _: pytest.fail("something was measured"), *words) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.startswith("layer.py: ")
+        assert error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
+
+
+def test_scripts_need_torch_and_numpy_alone() -> None:
+    code = (
+        "import runpy, sys\n"
+        "for name in ('sklearn', 'scipy', 'rich', 'cyclopts', 'jinja2', 'foolbox'):\n"
+        "    sys.modules[name] = None\n"
+        "sys.path.insert(0, 'benchmarks')\n"
+        "for script in sys.argv[1:]:\n"
+        "    sys.argv = [script, '--help']\n"
+        "    try:\n"
+        "        runpy.run_path(f'benchmarks/{script}', run_name='__main__')\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code\n"
+    )
+    scripts = [f"{name}.py" for name in ("attacks", "certify", "layer", "train")]
+    run = subprocess.run([sys.executable, "-c", code, *scripts], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    for option in ("--device", "--require-mnist", "--threads", "--seed", "--root", "--out"):
+        assert run.stdout.count(f"  {option} ") == len(scripts)
+    assert all(f"python benchmarks/{script} --" in run.stdout for script in scripts)
+
+
+def test_make_bench_stops_at_once_without_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (words,) = re.findall(r"^bench:.*\n\t\$\(BIN\)/python (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    script, *options = shlex.split(words)
+    monkeypatch.delenv("ELL0_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(models.__file__).parent.parent))
+    options[options.index("--threads") + 1] = "1"  # any machine has one
+    run = subprocess.run(
+        [sys.executable, str(ROOT / script), *options], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith("layer.py: ")
+    assert "`ell0 data get mnist`" in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("reference", ["", "some where/rs_attacks.py"])
+def test_make_bench_attacks_passes_a_reference_only_where_there_is_one(reference: str) -> None:
+    run = subprocess.run(
+        ["make", "--dry-run", "bench-attacks", f"REFERENCE={reference}"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (line,) = [line for line in run.stdout.splitlines() if "benchmarks/attacks.py" in line]
+    given = ["--reference", reference] if reference else []
+    assert shlex.split(line)[2:-2] == ["--require-mnist", "--threads", "2", *given]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ell0 import ATTACKS, L0Ball, certify
 from ell0.attacks import AttackResult
+from ell0.common import Step
 from ell0.evaluation import Entry
 from ell0.nn import TruncatedLinear
 
@@ -82,13 +83,13 @@ def test_a_radius_that_claims_too_much_falls_and_the_attack_is_named() -> None:
     model, (x, y) = network(), rows()
     claimed = torch.full((12,), 6)
     claimed[:4] = 0
-    seen: list[tuple[int, int]] = []
-    result = certify.challenge(model, x, y, claimed, attacks=CHEAP, progress=lambda *done: seen.append(done))
+    seen: list[Step] = []
+    result = certify.challenge(model, x, y, claimed, attacks=CHEAP, progress=seen.append)
     assert result.tried == 8
     assert len(result.fell)
     assert result.fell.min() >= 4
     assert result.by == ("sparse_rs",) * len(result.fell)
-    assert seen[-1] == (8, 8)
+    assert seen[-1] == Step("rows attacked", 8, 8)
 
 
 def test_a_box_of_the_ball_is_kept_row_by_row() -> None:

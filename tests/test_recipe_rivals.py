@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ell0 import certify, data, models, recipe, report
+from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
-from ell0.recipe._measure import Subject, _ablated
+from ell0.recipe._measure import Subject, certified_radii
 from ell0.recipe._recipe import identity
 from ell0.results import Results, Row
 from ell0.train import load_checkpoint
@@ -145,7 +145,9 @@ def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: P
     copies = certify.RandomisedAblation(models.mlp(0, in_features=32, hidden=(8,)), 6, selection=20, samples=40).eval()
     x = torch.rand(60, 1, 4, 4)
     y = copies(x).argmax(1)
-    alone, shared = (_ablated(copies, Subject(copies, x, y, 3, tmp_path, team)) for team in (ALONE, Two()))
+    alone, shared = (
+        certified_radii(copies, Subject(copies, x, y, 3, tmp_path, team), L0Ball(0, "pixel")) for team in (ALONE, Two())
+    )
     assert torch.equal(alone, shared)
     for seed, same in ((3, True), (4, False)):
         radii = copies.radius(x, y, generator=torch.Generator().manual_seed(seed))
@@ -170,12 +172,20 @@ def test_the_page_says_what_a_vote_is(ran: Path) -> None:
     assert re.search(r"parts \d any value \d", text)
 
 
-def test_votes_are_no_bounds_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = rows_of(ran)
     np.savez(ran.parent / "mine.npz", x=x, y=y)
-    for name in ("parts", "copies"):
-        assert main(["certify", str(ran / name), "--data", str(ran.parent / "mine.npz"), "--device", "cpu"]) == 1
-        assert "which certifies by votes: a recipe measures that" in capsys.readouterr().err
+    words = ["certify", str(ran / "parts"), "--data", str(ran.parent / "mine.npz"), "--device", "cpu", "--quiet"]
+    assert main([*words, "--unit", "pixel", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    run = Results.load(ran / "results.json")
+    for budget in (1, 2):
+        row = next(row for row in shown if row.get("budget") == budget)
+        assert row["value"] == run.find(what="certified_accuracy", classifier="parts", budget=budget)["value"]
+        assert row["forwards"] == 5
+    for wrong, said in (([], 'unit must be "pixel"'), (["--challenge"], "certifies by votes, which have no gradient")):
+        assert main([*words, *wrong]) == 1
+        assert said in capsys.readouterr().err
 
 
 BASE = '[classifier.model.base]\nname = "cnn"\nwidths = [6, 8]\nhidden = [9]\n'

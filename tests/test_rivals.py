@@ -15,9 +15,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import data, train
-from ell0.certify._ablation import Precision, RandomisedAblation, changed_share, smallest, votes_needed
-from ell0.certify._partition import PartitionEnsemble, plurality_radius, run_off_radius
+from ell0 import certify, data, train
+from ell0.certify.ablation import RandomisedAblation, VotePrecision, changed_share, smallest, votes_needed
+from ell0.certify.partition import PartitionEnsemble, plurality_radius, run_off_radius
 from ell0.evaluation import Share
 
 few = settings(max_examples=settings().max_examples // 8)
@@ -402,17 +402,17 @@ def test_both_learn_the_digits() -> None:
     radii = ensemble.eval().radius(x, y)
     assert torch.equal(radii, ensemble.radius(x, y, batch=7))
     assert torch.equal(radii >= 0, ensemble(x).argmax(1) == y)
-    assert ensemble.accuracy(x, y, [0, 1]) == {
+    assert certify.accuracy(ensemble, x, y, [0, 1]) == {
         0: Share(int((radii >= 0).sum()), 360),
         1: Share(int((radii > 0).sum()), 360),
     }
     assert int(radii.median()) >= 1
     x, y = x[:60], y[:60]
-    assert ablation.eval().accuracy(x, y, [1])[1] > 0.5
+    assert certify.accuracy(ablation.eval(), x, y, [1])[1] > 0.5
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_copies_vote_in_the_precision_asked_for(precision: Precision) -> None:
+def test_copies_vote_in_the_precision_asked_for(precision: VotePrecision) -> None:
     seen = set()
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     network.register_forward_hook(lambda *given: seen.add(given[-1].dtype))
@@ -450,7 +450,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"x must be .* finite"):
         ensemble.radius(x / 0, y)
     with pytest.raises(ValueError, match="budgets must be different ints >= 0"):
-        ensemble.accuracy(x, y, [1, 1])
+        certify.accuracy(ensemble, x, y, [1, 1])
     with pytest.raises(ValueError, match="parts must be at most the number of pixels, got parts=7 with 6 pixels"):
         PartitionEnsemble((1, 2, 3), 7)
     with pytest.raises(ValueError, match="shape must be"):

@@ -13,7 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Progress", "Step", "check_count", "device_of", "did_you_mean", "digest", "seeded", "silent", "write_whole"]
+__all__ = [
+    "Progress", "Step", "check_count", "check_out", "device_of", "did_you_mean", "digest", "seeded", "silent",
+    "write_whole",
+]  # fmt: skip
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:
@@ -72,6 +75,17 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_out(out: Path) -> None:
+    """Raises OSError if a file cannot be written there. Makes its folder."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
+    except OSError as error:
+        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
+    if out.exists() and not out.is_file():
+        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
 @dataclass(frozen=True)

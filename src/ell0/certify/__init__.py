@@ -1,24 +1,28 @@
 """Proven robustness: bounds on what changed inputs can do to a network, certified radius and accuracy, and a loss."""
 
-from ._ablation import RandomisedAblation
-from ._bound import Method
-from ._certify import accuracy, bounds, limit, margins, radius
-from ._challenge import Challenge, challenge
-from ._exact import exact
-from ._objective import Objective
-from ._partition import PartitionEnsemble
-from ._record import rows
+from .ablation import RandomisedAblation, VotePrecision
+from .certifier import Certifier, accuracy, certifier, limit, radius
+from .challenge import Challenge, challenge
+from .lower_bounds import Method
+from .network_bounds import bounds, margins
+from .objective import Objective
+from .partition import PartitionEnsemble, PixelSplit, VoteRule
+from .radii import rows
 
 __all__ = [
+    "Certifier",
     "Challenge",
     "Method",
     "Objective",
     "PartitionEnsemble",
+    "PixelSplit",
     "RandomisedAblation",
+    "VotePrecision",
+    "VoteRule",
     "accuracy",
     "bounds",
+    "certifier",
     "challenge",
-    "exact",
     "limit",
     "margins",
     "radius",

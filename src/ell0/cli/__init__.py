@@ -8,8 +8,6 @@ from cyclopts import App, CycloptsError
 
 from .. import __version__
 from ._attack import attack
-from ._bench import app as bench_app
-from ._bench import bench_attacks, bench_layer, bench_train
 from ._certify import certify
 from ._data import app as data_app
 from ._report import report
@@ -18,7 +16,7 @@ from ._theory import app as theory_app
 from ._theory import theory, theory_malware
 
 __all__ = [
-    "app", "attack", "bench_attacks", "bench_layer", "bench_train", "certify", "main", "report", "run", "theory",
+    "app", "attack", "certify", "main", "report", "run", "theory",
     "theory_malware",
 ]  # fmt: skip
 
@@ -28,7 +26,7 @@ app = App(
     help="Classifiers that survive sparse (L0) attacks: an attacker who changes a few inputs, by any amount.",
     suppress_keyboard_interrupt=False,
 )
-for command in (run, attack, certify, report, theory_app, data_app, bench_app):
+for command in (run, attack, certify, report, theory_app, data_app):
     app.command(command)
 
 

@@ -15,12 +15,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from .. import data as sets
-from ..common import device_of
+from ..common import check_out, device_of
 from ..evaluation import cascade, evaluate
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
-from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
+from ._common import AttackLine, Devices, Json, Nodes, Quiet, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
 _TOO_FEW = 3  # the exit code

@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
@@ -19,12 +21,12 @@ from torch import Tensor, nn
 from .. import certify as certificates
 from .. import data as sets
 from ..attacks import ATTACKS
-from ..common import device_of
+from ..common import check_out, device_of
 from ..evaluation import cascade
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
-from ._common import AttackLine, Devices, Json, Nodes, Quiet, check_out, command_words, hand_over
+from ._common import AttackLine, Devices, Json, Nodes, Quiet, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
 BUDGETS = (1, 2, 4, 8)
@@ -65,8 +67,8 @@ def certify(
     ----------
     model
         A checkpoint (its folder or .safetensors file), or package.module:name of a model, or of a callable that makes
-        one; such a module may lie in the current folder. Its first layer must be truncated or clipped; with --beta it
-        may be a plain one.
+        one; such a module may lie in the current folder. Its first layer must be truncated or clipped, or with --beta a
+        plain one; or it certifies by votes.
     data
         digits, mnist, fashion-mnist or cifar10 (their test split), or a .npz file with arrays x and y; of a checkpoint
         the data set it was trained on, if nothing else is said.
@@ -109,23 +111,18 @@ def certify(
         network, card = load_model(model)
         if not isinstance(network, nn.Module):
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
-        if isinstance(network, certificates.PartitionEnsemble | certificates.RandomisedAblation):
-            raise ValueError(
-                f"model must be one that bounds pass through, got {model!r}, which certifies by votes: a recipe "
-                "measures that, see ell0 run mnist-rivals"
-            )
+        certifier = certificates.certifier(network, method)
+        if challenge and certifier.forwards is not None:
+            raise ValueError(f"challenge must be left out for {model!r}: it certifies by votes, which have no gradient")
         scale: sets.Scale = card.get("scale", "symmetric")
         x, y = (part.to(place) for part in load_rows(data or card.get("data"), root, scale, rows))
         network = network.to(place).eval()
         check_ranks(team, network, x, y)
         low, high = (-math.inf, math.inf) if beta is None else stretched(sets.RANGES[scale], beta)
         ball = L0Ball(0, unit, low, high)
-        most = certificates.limit(network, x, ball)
-        if budgets:
-            # Raises where nothing can be proven for a budget: that is said, and no number given.
-            certificates.radius(network, x[:1], y[:1], ball, max_budget=asked[-1], method="ibp")
-        else:
-            asked = tuple(budget for budget in asked if budget <= most)
+        certifier.check(x[:1], replace(ball, budget=asked[-1] if budgets else 0))
+        most = certifier.limit(x, ball)
+        asked = asked if budgets else tuple(budget for budget in asked if budget <= most)
         named = Path(model).name if card else model
         results = Results.here(
             "certify", f"ell0 certify {named}", seeds=[0] if challenge else [], device=place, ranks=team.size
@@ -139,12 +136,15 @@ def certify(
         start = time.perf_counter()
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("rows certified", total=len(team.share(x)))
+
             # To the most that can be proven, not to what is asked for: the median is over all radii.
-            prove = partial(
-                certificates.radius, network, ball=ball, max_budget=most, method=method, batch=batch,
-                progress=lambda done, _: bar.update(task, completed=done),
-            )  # fmt: skip
-            radii = team.by_row(prove, x, y)
+            def radius(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+                return certifier.radius(
+                    x, y, ball, max_budget=most, rows=places, batch=batch,
+                    progress=lambda step: bar.update(task, completed=step.done),
+                )  # fmt: skip
+
+            radii = team.by_row(radius, x, y, torch.arange(len(x), device=place))
         results.seconds = round(time.perf_counter() - start, 1)
         tried: list[certificates.Challenge] = []
         if challenge:
@@ -162,7 +162,9 @@ def certify(
             )  # fmt: skip
             return _BROKEN
         box = {} if beta is None else {"beta": beta}
-        what = {"classifier": card.get("classifier", named), "unit": unit, "method": method, **box}
+        cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+        about: dict[str, Any] = {key: value for key, value in cost.items() if value is not None}
+        what = {"classifier": card.get("classifier", named), "unit": unit, **(about or {"method": method}), **box}
         results.rows = certificates.rows(radii, (0, *(m for m in asked if m)), **what)
         if tried:
             flags = "; ".join(dict.fromkeys(flag for one in tried for flag in one.flags))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, TextIO
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -18,7 +16,6 @@ from rich.console import Console
 from ..results import Results
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
-Device = Literal["cpu", "cuda"]
 Devices = Annotated[
     int | None,
     Parameter(
@@ -45,17 +42,6 @@ def command_words(words: str, function: Callable[..., object], given: Mapping[st
     return words
 
 
-def use_threads(threads: int | None) -> None:
-    import torch
-
-    if threads is None:
-        return
-    processors = os.cpu_count() or 1
-    if not 1 <= threads <= processors:
-        raise ValueError(f"threads must satisfy 1 <= threads <= {processors} (the processors here), got {threads}")
-    torch.set_num_threads(threads)
-
-
 def hand_over(
     results: Results, out: Path | None, as_json: bool, console: Console, show: Callable[[Results], None]
 ) -> None:
@@ -68,17 +54,6 @@ def hand_over(
         results.save(out)
         # As it is: a path broken over lines, or read as markup, is none that could be used.
         console.print(f"written to {out}", soft_wrap=True, markup=False, highlight=False)
-
-
-def check_out(out: Path) -> None:
-    """Raises where a results file cannot be written, before the work whose results it is to hold."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
-    except OSError as error:
-        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
-    if out.exists() and not out.is_file():
-        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
 class AttackLine(io.TextIOBase):

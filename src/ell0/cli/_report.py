@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ._common import check_out
+from ..common import check_out
 
 
 def report(*runs: Path, out: Path | None = None) -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..common import check_out
 from ..results import Results
-from ._common import Json, Quiet, check_out, command_words
+from ._common import Json, Quiet, command_words
 
 app = App(name="theory", help="What truncation is worth, exactly: on a Gaussian mixture, and against evading malware.")
 

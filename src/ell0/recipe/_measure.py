@@ -94,32 +94,27 @@ def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _certified(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
-    start, network, x, y = time.perf_counter(), subject.network, subject.x, subject.y
-    about: Row = {}
-    if isinstance(network, certify.PartitionEnsemble):
-        radii, about = subject.team.by_row(network.radius, x, y), {"forwards": network.forwards}
-    elif isinstance(network, certify.RandomisedAblation):
-        radii, about = _ablated(network, subject), {"forwards": network.forwards, "confidence": network.confidence}
-    else:
-        # To the most that can be proven, not to the budgets asked for: the median is over all radii.
-        ball = certified_ball(task)
-        most = certify.limit(network, x, ball)
-        radius = partial(certify.radius, network, ball=ball, max_budget=most, **task.measure.parameters)
-        radii = subject.team.by_row(radius, x, y)
+    start = time.perf_counter()
+    certifier = certify.certifier(subject.network, **task.measure.parameters)
+    radii = certified_radii(certifier, subject, certified_ball(task))
     what = {key: value for key, value in task.row.items() if key != "what"}
+    cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+    about = {key: value for key, value in cost.items() if value is not None}
     *shares, median = certify.rows(radii, task.budgets, **what, **about)
     # What holds with some confidence is no proof, and an attack may break it.
-    sure = "confidence" not in about
+    sure = certifier.confidence is None
     found = Found.certificate(task.row.get("beta", math.inf), radii) if sure else Found.nothing(len(radii))
     return [*shares, median | {"seconds": round(time.perf_counter() - start, 3)}], [found]
 
 
-def _ablated(network: certify.RandomisedAblation, subject: Subject) -> Tensor:
-    """The radii of all rows, each of which draws by its place among them, whatever the ranks."""
+def certified_radii(certifier: certify.Certifier, subject: Subject, ball: L0Ball) -> Tensor:
+    """The radii of all rows: ``(n,)``. Each row draws by its place among them, whatever the ranks."""
+    # To the most that can be proven, not to the budgets asked for: the median is over all radii.
+    most = certifier.limit(subject.x, ball)
 
     def radius(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(subject.seed)
-        return network.radius(x, y, generator=generator, rows=rows, batch=_BATCH.get(x.device.type, 512))
+        return certifier.radius(x, y, ball, max_budget=most, rows=rows, generator=generator)
 
     rows = torch.arange(len(subject.x), device=subject.x.device)
     return subject.team.by_row(radius, subject.x, subject.y, rows)

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from .. import certify, models
-from ..certify._ablation import Precision
-from ..certify._partition import Rule, Split
 from ..nn import InputClamp, InputScale
 from ._toml import FLAG, NUMBER, Kind, Table, choice, many, sizes, whole
 
@@ -32,13 +30,13 @@ _KINDS: dict[str, Kind[Any]] = {
     "activation": choice(*get_args(models.Activation)),
     "truncation": choice(*get_args(models.Truncation)),
     "parts": whole(1),
-    "split": choice(*get_args(Split)),
-    "rule": choice(*get_args(Rule)),
+    "split": choice(*get_args(certify.PixelSplit)),
+    "rule": choice(*get_args(certify.VoteRule)),
     "keep": whole(1),
     "selection": whole(1),
     "samples": whole(1),
     "confidence": NUMBER,
-    "precision": choice(*get_args(Precision)),
+    "precision": choice(*get_args(certify.VotePrecision)),
 }
 
 

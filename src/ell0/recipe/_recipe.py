@@ -429,7 +429,7 @@ def _objective(training: Table, source: Data) -> Objective | None:
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     if trades is not None:
         given["low"], given["high"] = stretched(RANGES[source.scale], table.take("beta", POSITIVE, 1.0))
-    given |= table.rest(["mix", "ramp", "mix_start", "method", "quick"] if trades is None else _TRADES)
+    given |= table.rest(["mix", "ramp", "method", "quick"] if trades is None else _TRADES)
     table.close()
     try:
         return certify.Objective(**given) if trades is None else Trades(**given)

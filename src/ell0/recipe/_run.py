@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -285,37 +285,19 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
 
 
 def _check_objective(one: Classifier, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Raises where the network has no bound to be trained on, before others are trained."""
-    assert one.objective is not None
-    last = one.training.epochs - 1
+    """Raises ValueError if the network has no bound to be trained on, before others are trained."""
+    assert isinstance(one.objective, certify.Objective)
     try:
-        with torch.no_grad():
-            one.objective.at(last, one.training.epochs)(network, x, y)
+        one.objective.check(network, x, y)
     except ValueError as error:
         raise ValueError(f"{one.name}: {error}") from error
 
 
 def _check_certified(task: Task, network: nn.Module, x: torch.Tensor) -> None:
-    """Raises where no certificate can be had, before anything is trained."""
-    if task.classifier.votes:
-        _check_votes(task, network, x)
-        return
+    """Raises ValueError if no certificate exists, before anything is trained."""
+    ball = replace(certified_ball(task), budget=max(task.budgets))
     try:
-        y = network.eval()(x).argmax(1)
-        certify.radius(network, x, y, certified_ball(task), max_budget=max(task.budgets), method="ibp")
-    except ValueError as error:
-        raise ValueError(f"{_title(task)}: {error}") from error
-
-
-def _check_votes(task: Task, network: nn.Module, x: torch.Tensor) -> None:
-    """The same for a model that counts votes."""
-    if x.ndim == 4 and x.shape[1] > 1 and task.measure.unit != "pixel":
-        unit = task.measure.unit
-        raise ValueError(f'{_title(task)}: unit must be "pixel", of which a vote sees all channels, got "{unit}"')
-    if isinstance(network, certify.RandomisedAblation):
-        network.selection = 1  # a copy is enough to see whether it takes the rows
-    try:
-        network.eval()(x)
+        certify.certifier(network.eval(), **task.measure.parameters).check(x, ball)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{_title(task)}: {error}") from error
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import clipped_linear, trimmed_conv2d, trimmed_linear
-from ._first import First, rounding_share, slack, sum_of_magnitudes
-from ._reach import Reach, in_blocks, largest_sums
+from .first_layer import FirstLayer, rounding_share, slack
+from .reachable import Reachable, in_blocks, largest_sums
 
 
-class Separable(First):
+class Separable(FirstLayer):
     """``out_h = sum_j phi(w_hj x_j) + b_h`` with a rising phi: a changed term leaves the others alone.
 
     So the worst m units are those that move an output furthest, one by one:
@@ -28,10 +28,10 @@ class Separable(First):
         """phi(w_hj x_j): ``(n, h, d)`` for numbers ``(n, d)`` and a weight ``(h, d)``."""
 
     @abstractmethod
-    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+    def falls(self, reach: Reachable, head: Tensor) -> Tensor:
         """How far a change of each number alone lowers ``head @ outputs``: ``(n, c, d)`` for a head ``(n, c, h)``."""
 
-    def interval(self, reach: Reach, budgets: Tensor) -> tuple[Tensor, Tensor]:
+    def interval(self, reach: Reachable, budgets: Tensor) -> tuple[Tensor, Tensor]:
         reach = reach.to(self.weight.dtype)
 
         def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
@@ -44,11 +44,11 @@ class Separable(First):
         value = self.value(reach.x).unsqueeze(1)
         return value - fall, value + rise
 
-    def drop(self, reach: Reach, budgets: Tensor, head: Tensor) -> Tensor:
+    def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
         falls = self.falls(reach.to(self.weight.dtype), head)
         return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
 
-    def trainable_drop(self, reach: Reach, budget: int, head: Tensor) -> Tensor:
+    def trainable_drop(self, reach: Reachable, budget: int, head: Tensor) -> Tensor:
         falls = reach.units(self.falls(reach, head))
         return falls.topk(min(budget, reach.number_of_units), -1, sorted=False).values.sum(-1)
 
@@ -56,7 +56,7 @@ class Separable(First):
 class Dense(Separable):
     """phi is the identity."""
 
-    def limit(self, reach: Reach) -> int:
+    def limit(self, reach: Reachable) -> int:
         if not reach.bounded:
             raise ValueError(
                 "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
@@ -70,7 +70,7 @@ class Dense(Separable):
     def terms(self, numbers: Tensor, weight: Tensor) -> Tensor:
         return numbers.unsqueeze(1) * weight
 
-    def trainable_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+    def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
         """By the operators: what a change adds to an output is a product of numbers >= 0, of which the largest count.
 
         rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
@@ -88,7 +88,7 @@ class Dense(Separable):
         value = self.value(reach.x)
         return value - fall, value + rise
 
-    def quick_interval(self, reach: Reach, budget: int) -> tuple[Tensor, Tensor]:
+    def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
         """By matrix products: the largest m of numbers w_j s_j, all >= 0, are for any cut >= 0
 
             top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
@@ -110,14 +110,14 @@ class Dense(Separable):
         value = self.value(reach.x)
         return value - fall, value + rise
 
-    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+    def falls(self, reach: Reachable, head: Tensor) -> Tensor:
         slope = head @ self.weight
         x, low, high = (numbers.unsqueeze(1) for numbers in (reach.x, reach.low, reach.high))
         return torch.maximum(slope * (x - low), slope * (x - high))
 
-    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
+    def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
         terms = reach.x.shape[1]
-        return slack(rounding_share(terms), terms, sum_of_magnitudes(self.weight, self.bias, reach, budgets))
+        return slack(rounding_share(terms), terms, self.most_magnitudes(reach, budgets))
 
 
 class Clipped(Separable):
@@ -127,7 +127,7 @@ class Clipped(Separable):
         super().__init__(weight, bias)
         self.clip = clip
 
-    def limit(self, reach: Reach) -> int:
+    def limit(self, reach: Reachable) -> int:
         return reach.number_of_units
 
     def value(self, x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Clipped(Separable):
         finite = (numbers.masked_fill(infinite, 0.0) * weight).clamp(-self.clip, self.clip)
         return torch.where(infinite, self.clip * weight.sign() * numbers.sign(), finite)
 
-    def falls(self, reach: Reach, head: Tensor) -> Tensor:
+    def falls(self, reach: Reachable, head: Tensor) -> Tensor:
         """The head's share of number j at the value v, f_j(v) = sum_h a_h phi(w_hj v), is odd and piecewise linear.
 
         Its least value in [low, high] is at an end or at a kink, +-clip / |w_hj|. At the kink of the r-th weight of a
@@ -165,8 +165,7 @@ class Clipped(Separable):
             linear = linear + share * weight[r]
         return now - least
 
-    def rounding(self, reach: Reach, budgets: Tensor) -> Tensor:
-        here = (reach.x.to(self.weight.dtype).abs() @ self.weight.abs().T + self.bias.abs()).unsqueeze(1)
+    def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
+        here, terms = self.clean_magnitudes(reach), reach.x.shape[1]
         changed = self.clip * reach.numbers(budgets).to(here.dtype).unsqueeze(-1)
-        terms = reach.x.shape[1]
         return slack(rounding_share(terms), terms, here + changed)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -15,16 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..attacks.contract import check_count
-from ..evaluation import Share
+from ..common import Progress, Step, check_count, silent
 from ..nn.layers import check_shape
-from ..threat import describe
-from ._certify import Progress, check_labels
-from ._record import check_budgets, shares
-from ._voting import check_rows, tally
+from ..threat import L0Ball, describe
+from .network_bounds import check_labels
+from .votes import check_rows, tally
 
-Split = Literal["strided", "random"]
-Rule = Literal["run-off", "plurality"]
+PixelSplit = Literal["strided", "random"]
+VoteRule = Literal["run-off", "plurality"]
 
 
 class PartitionEnsemble(nn.Module):
@@ -50,6 +48,7 @@ class PartitionEnsemble(nn.Module):
     """
 
     index: Tensor
+    confidence: None = None
 
     def __init__(
         self,
@@ -58,15 +57,15 @@ class PartitionEnsemble(nn.Module):
         *,
         hidden: Sequence[int] = (128, 128),
         classes: int = 10,
-        split: Split = "strided",
-        rule: Rule = "run-off",
+        split: PixelSplit = "strided",
+        rule: VoteRule = "run-off",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         self.shape = check_shape("shape", shape)
         if len(self.shape) not in (1, 3):
             raise ValueError(f"shape must be (channels, height, width) or (d,), got {shape!r}")
-        for name, kind, value in (("split", Split, split), ("rule", Rule, rule)):
+        for name, kind, value in (("split", PixelSplit, split), ("rule", VoteRule, rule)):
             if value not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
         check_count("classes", classes, least=2)
@@ -108,32 +107,47 @@ class PartitionEnsemble(nn.Module):
         logits: Tensor = self.networks(seen.permute(2, 0, 1, 3).flatten(2))
         return logits
 
-    def radius(self, x: Tensor, y: Tensor, *, batch: int = 1024, progress: Progress | None = None) -> Tensor:
+    def check(self, x: Tensor, ball: L0Ball) -> None:
+        """Raises ValueError if these rows cannot be certified, counted in units of the ball."""
+        check_rows(self, x, ball)
+        self.logits(x[:1])
+
+    def limit(self, x: Tensor, ball: L0Ball | None = None) -> int:  # noqa: ARG002
+        """No row is certified for more changes than there are parts."""
+        return self.parts
+
+    def radius(
+        self,
+        x: Tensor,
+        y: Tensor,
+        ball: L0Ball | None = None,
+        *,
+        max_budget: int | None = None,
+        rows: Tensor | None = None,  # noqa: ARG002
+        generator: torch.Generator | None = None,  # noqa: ARG002
+        batch: int | None = None,
+        progress: Progress = silent,
+    ) -> Tensor:
         """The certified radius of each row: pixels that may change to any value while the answer stays y.
 
-        Result ``(n,)`` int64, -1 where the answer to x itself is another one. No chance is involved.
+        Result ``(n,)`` int64, -1 where the answer to x itself is another one. Nothing is drawn: rows and generator are
+        not used.
 
-        Args: batch: rows at a time.  progress: called with the number of rows done and of all rows.
+        Args:
+            ball: its unit must be "pixel" for images with several channels; the radius holds for every box.
+            max_budget: the largest radius given.  batch: rows at a time, 1,024 by default.
         """
-        check_rows(self, x)
+        check_rows(self, x, ball)
         check_labels(x, y, self.classes)
-        check_count("batch", batch)
+        batch = check_count("batch", 1024 if batch is None else batch)
         found: list[Tensor] = []
         with torch.no_grad():
-            for rows, labels in zip(x.split(batch), y.split(batch), strict=True):
-                logits = self.logits(rows)
+            for some, labels in zip(x.split(batch), y.split(batch), strict=True):
+                logits = self.logits(some)
                 right = self._votes(logits).argmax(1) == labels
                 found.append(torch.where(right, RADIUS[self.rule](logits, labels), -1))
-                if progress is not None:
-                    progress(sum(map(len, found)), len(x))
-        return torch.cat(found)
-
-    def accuracy(
-        self, x: Tensor, y: Tensor, budgets: Collection[int], *, batch: int = 1024, progress: Progress | None = None
-    ) -> dict[int, Share]:
-        """Certified accuracy at each budget. Arguments as for `radius`."""
-        check_budgets(budgets)
-        return shares(self.radius(x, y, batch=batch, progress=progress), budgets)
+                progress(Step("rows certified", sum(map(len, found)), len(x)))
+        return torch.cat(found).clamp(max=self.parts if max_budget is None else max_budget)
 
     def _votes(self, logits: Tensor) -> Tensor:
         """``(n, classes)`` int64, the winner's the most.  logits: ``(parts, n, classes)``."""
@@ -211,7 +225,7 @@ def run_off_radius(logits: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(beaten, passed)
 
 
-RADIUS: dict[Rule, Callable[[Tensor, Tensor], Tensor]] = {"run-off": run_off_radius, "plurality": plurality_radius}
+RADIUS: dict[VoteRule, Callable[[Tensor, Tensor], Tensor]] = {"run-off": run_off_radius, "plurality": plurality_radius}
 
 
 def prefers(logits: Tensor, one: Tensor) -> Tensor:
@@ -229,7 +243,7 @@ def _finalists(votes: Tensor) -> Tensor:
     return (votes * classes - torch.arange(classes, device=votes.device)).topk(2).indices
 
 
-def _dealt(units: int, parts: int, split: Split, generator: torch.Generator | None) -> Tensor:
+def _dealt(units: int, parts: int, split: PixelSplit, generator: torch.Generator | None) -> Tensor:
     """The units that each part sees: ``(parts, size)`` int64; where units run out, one beyond the last."""
     order = torch.arange(units)
     if split == "random":

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from fractions import Fraction
 from functools import reduce
 from typing import Literal, get_args
@@ -14,19 +13,20 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..attacks.contract import check_count
 from ..attacks.draws import Draws
-from ..evaluation import Share
+from ..common import Progress, Step, check_count, silent
 from ..nn import folded
-from ..threat import describe
-from ._certify import Progress, check_labels
-from ._record import check_budgets, shares
-from ._voting import check_rows, tally
+from ..threat import L0Ball, describe
+from .network_bounds import check_labels
+from .votes import check_rows, tally
 
-Precision = Literal["fp32", "bf16"]
+VotePrecision = Literal["fp32", "bf16"]
 
-BATCH = 4096
-"""Ablated copies that the base sees at a time."""
+BATCH = {"cpu": 512, "cuda": 16384}
+"""Ablated copies that the base sees at a time in `RandomisedAblation.radius`, by device."""
+
+PREDICTED = 4096
+"""Ablated copies that the base sees at a time in a forward pass."""
 
 ROUNDING = 1e-9
 """Relative error that a tail summed in float64 may have, with room to spare; at 10,000 samples it is below 1e-10."""
@@ -64,14 +64,14 @@ class RandomisedAblation(nn.Module):
         selection: int = 1_000,
         samples: int = 10_000,
         confidence: float = 0.95,
-        precision: Precision = "fp32",
+        precision: VotePrecision = "fp32",
     ) -> None:
         super().__init__()
         for name, value in (("keep", keep), ("selection", selection), ("samples", samples)):
             check_count(name, value)
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
-        if precision not in get_args(Precision):
+        if precision not in get_args(VotePrecision):
             raise ValueError(f'precision must be "fp32" or "bf16", got {precision!r}')
         self.base = base
         self.keep, self.selection, self.samples = keep, selection, samples
@@ -88,17 +88,28 @@ class RandomisedAblation(nn.Module):
             noise = torch.rand(len(x), self._check_keep(x), device=x.device)
             return _logits(self.base, _channels(x), smallest(noise, self.keep).unsqueeze(0))
         alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), BATCH).to(x.dtype)
+        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), PREDICTED).to(x.dtype)
+
+    def check(self, x: Tensor, ball: L0Ball) -> None:
+        """Raises ValueError or RuntimeError if these rows cannot be certified, counted in units of the ball."""
+        check_rows(self, x, ball)
+        self._classes(x)
+
+    def limit(self, x: Tensor, ball: L0Ball | None = None) -> int:  # noqa: ARG002
+        """The radius of a row for whose label all samples vote."""
+        return max(0, int((self._needed(x) <= self.samples).sum()) - 1)
 
     def radius(
         self,
         x: Tensor,
         y: Tensor,
+        ball: L0Ball | None = None,
         *,
-        generator: torch.Generator | None = None,
+        max_budget: int | None = None,
         rows: Tensor | None = None,
-        batch: int = BATCH,
-        progress: Progress | None = None,
+        generator: torch.Generator | None = None,
+        batch: int | None = None,
+        progress: Progress = silent,
     ) -> Tensor:
         """The certified radius of each row: pixels that may change to any value while the answer stays y.
 
@@ -107,45 +118,40 @@ class RandomisedAblation(nn.Module):
         lower bound of Clopper and Pearson.
 
         Args:
-            generator: gives the key of all draws.  rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default; a
-                row's result does not depend on the rows beside it.
-            batch: ablated copies at a time.  progress: called with the number of rows done and of all rows.
+            ball: its unit must be "pixel" for images with several channels; the radius holds for every box.
+            max_budget: the largest radius given.
+            rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default; the result of a row does not depend on the
+                rows beside it.  generator: gives the key of all draws.
+            batch: ablated copies at a time, by default 512, on a GPU 16,384.
         """
-        check_rows(self, x)
-        check_count("batch", batch)
+        check_rows(self, x, ball)
+        batch = check_count("batch", BATCH.get(x.device.type, 512) if batch is None else batch)
         every = torch.arange(len(x), device=x.device)
         rows = every if rows is None else rows
         if rows.shape != every.shape or rows.dtype != every.dtype or rows.device != every.device:
             raise ValueError(f"rows must be int64 of shape ({len(x)},) on {x.device}, got {describe(rows)}")
         draws, select = Draws(generator, rows), range(self.selection)
-        needed = votes_needed(self._check_keep(x), self.keep, self.samples, self.confidence).to(x.device)
+        needed = self._needed(x)[: None if max_budget is None else max_budget + 1]
         result = torch.full_like(every, -1)
+        check_labels(x, y, self._classes(x))
         with torch.no_grad():
-            check_labels(x, y, self._votes(x[:1], draws, every[:1], select[:1], batch).shape[1])
             for at in every.split(batch):
                 right = at[self._votes(x[at], draws, at, select, batch).argmax(1) == y[at]]
                 if len(right):
                     votes = self._votes(x[right], draws, right, range(self.selection, self.forwards), batch)
                     count = votes.gather(1, y[right].unsqueeze(1)).squeeze(1)
                     result[right] = torch.searchsorted(needed, count, right=True) - 1
-                if progress is not None:
-                    progress(int(at[-1]) + 1, len(x))
+                progress(Step("rows certified", int(at[-1]) + 1, len(x)))
         return result
 
-    def accuracy(
-        self,
-        x: Tensor,
-        y: Tensor,
-        budgets: Collection[int],
-        *,
-        generator: torch.Generator | None = None,
-        rows: Tensor | None = None,
-        batch: int = BATCH,
-        progress: Progress | None = None,
-    ) -> dict[int, Share]:
-        """Certified accuracy at each budget. Arguments as for `radius`."""
-        check_budgets(budgets)
-        return shares(self.radius(x, y, generator=generator, rows=rows, batch=batch, progress=progress), budgets)
+    def _needed(self, x: Tensor) -> Tensor:
+        return votes_needed(self._check_keep(x), self.keep, self.samples, self.confidence).to(x.device)
+
+    def _classes(self, x: Tensor) -> int:
+        """The number of classes, from one copy of one row."""
+        first = torch.zeros(1, dtype=torch.int64, device=x.device)
+        with torch.no_grad():
+            return self._votes(x[:1], Draws(None, first), first, range(1), 1).shape[1]
 
     def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
         """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
@@ -163,7 +169,7 @@ class RandomisedAblation(nn.Module):
         return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
 
     def _check_keep(self, x: Tensor) -> int:
-        """The number of units of x; raises where there are fewer than are to be seen."""
+        """The number of pixels of x; raises ValueError if there are fewer than ``keep``."""
         units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]
         if self.keep > units:
             raise ValueError(f"keep must be at most the number of pixels, got keep={self.keep} with {units} pixels")

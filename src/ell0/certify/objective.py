@@ -1,4 +1,4 @@
-"""Training on the bound: what a network is to learn at each point of its training."""
+"""Training on the bound: the loss of each epoch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..attacks.contract import check_count
+from ..common import check_count
 from ..threat import Unit
-from ._bound import Method
-from ._certify import ANY_VALUE, check_method, margins
+from .lower_bounds import Method
+from .network_bounds import ANY_VALUE, check_method, margins
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What is learnt for a while: the bound for ``budget`` changes, weighed by ``mix`` against the row itself."""
+class ObjectiveAtEpoch:
+    """The loss of some epochs: that of the bound for ``budget`` changes, weighed by ``mix`` against the row itself."""
 
     budget: int
     mix: float
@@ -51,18 +52,16 @@ class Objective:
         budget: changes that the bound allows in the end, at most what the k of the model's first layer bounds.
         mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
         ramp: in [0, 1].
-        mix_start: weight from which it goes to ``mix`` as the budget rises, in [0, 1]. None: mix throughout; a ramp of
-            0 leaves it no time.
         unit: what counts as a change, as for `L0Ball`.
         method: of the bound, as for `margins`. ``"best"`` leaves a network more room: its neurons need not stand what
             no attacker can do to all of them at once. Behind a plain layer it costs about twice the time of intervals.
-        quick: of the bound, as for `margins`: what is learnt loses little by it, what is proven afterwards nothing.
+        quick: use the quick bound of `margins`. The network learns little less by it; the certificate afterwards is
+            the exact one.
     """
 
     budget: int
     mix: float = 1.0
     ramp: float = 0.4
-    mix_start: float | None = None
     unit: Unit = "feature"
     method: Method = "ibp"
     quick: bool = False
@@ -73,31 +72,19 @@ class Objective:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
-        if self.mix_start is not None and not 0 <= self.mix_start <= 1:
-            raise ValueError(f"mix_start must lie in [0, 1], got {self.mix_start!r}")
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
         check_method(self.method)
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
 
-    def at(self, epoch: int, epochs: int) -> Stage:
+    def at(self, epoch: int, epochs: int) -> ObjectiveAtEpoch:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
-        if epoch >= rising:
-            return self._stage(self.budget, self.mix)
-        budget = math.ceil(self.budget * epoch / rising)
-        start = self.mix if self.mix_start is None else self.mix_start
-        # With the budget and not with the epochs: each stage costs a graph of its own on a GPU.
-        return self._stage(budget, start + (self.mix - start) * budget / self.budget)
+        budget = self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising)
+        return ObjectiveAtEpoch(budget, self.mix, self.unit, self.method, self.quick)
 
-    def _stage(self, budget: int, mix: float) -> Stage:
-        return Stage(budget, mix, self.unit, self.method, self.quick)
-
-    def __repr__(self) -> str:
-        """What tells one training from another: as it was before the later words, where they say nothing."""
-        more = "" if self.mix_start is None else f", mix_start={self.mix_start!r}"
-        more += "" if self.unit == "feature" else f", unit={self.unit!r}"
-        more += "" if self.method == "ibp" else f", method={self.method!r}"
-        more += "" if not self.quick else ", quick=True"
-        return f"Objective(budget={self.budget!r}, mix={self.mix!r}, ramp={self.ramp!r}{more})"
+    def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Raises ValueError if the model has no bound for the budget, before anything is trained."""
+        with torch.no_grad():
+            self.at(1, 1)(model, x, y)

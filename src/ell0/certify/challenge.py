@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult
+from ..common import Progress, Step, silent
 from ..evaluation import Entry, evaluate
 from ..precision import dense_products
 from ..threat import L0Ball
-from ._certify import ANY_VALUE, Progress
+from .network_bounds import ANY_VALUE
 
 BOXES = (1.0, 100.0)
 """How far values go where a certificate is about any value and an attack needs an end: to -1 and 1, -100 and 100."""
@@ -46,7 +47,7 @@ def challenge(
     *,
     batch: int = 512,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Challenge:
     """Attacks every row with as many changes as `radius` proved harmless.
 
@@ -58,7 +59,7 @@ def challenge(
         ball: as for `radius`. Where its box has no end the attacks get two boxes instead, to 1 and to 100.
         attacks: as for `ell0.evaluate`; all of ``ATTACKS`` if nothing is said.
         batch: rows in one call of an attack.  seed: of the attacks.
-        progress: called with the number of rows done and of all that are tried.
+        progress: called with the number of rows done.
     """
     if len(x) != len(y):
         raise ValueError(f"x must have a row for each of the {len(y)} labels, got {len(x)}")
@@ -84,8 +85,7 @@ def challenge(
                     fallen.setdefault(row, name)
             flags |= dict.fromkeys(found.flags)
         done += len(rows)
-        if progress is not None:
-            progress(done, len(tried))
+        progress(Step("rows attacked", done, len(tried)))
     fell = sorted(fallen)
     by = tuple(fallen[row] for row in fell)
     return Challenge(len(tried), torch.tensor(fell, dtype=torch.int64), by, tuple(attacks), tuple(flags))

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ._head import Interval, backward, intervals, rounding
-from ._network import Network
-from ._reach import Reach
+from .network import Network
+from .propagate import Interval, LaterLayer, backward, intervals, rounding
+from .reachable import Reachable
 
 Method = Literal["best", "ibp", "crown"]
 
@@ -21,14 +21,14 @@ class Bounder:
 
     Two routes. Intervals (IBP): each output of the first layer, then each number of every layer, in an interval of its
     own. Lines (CROWN): one linear function of the first layer's outputs below the goal, then the better of what their
-    intervals leave of it and of what the same changed inputs for all of them do (`First.drop`).
+    intervals leave of it and of what the same changed inputs for all of them do (`FirstLayer.drop`).
     """
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.first = network.first
 
-    def sweep(self, reach: Reach, budgets: Tensor, goals: Tensor, first: Interval) -> tuple[Tensor, Tensor]:
+    def sweep(self, reach: Reachable, budgets: Tensor, goals: Tensor, first: Interval) -> tuple[Tensor, Tensor]:
         """Below ``goals @ logits`` at many budgets, by intervals, and the slack for rounding: two ``(n, m, c)``.
 
         budgets: ``(n, m)``.  goals: ``(n, c, classes)``.  first: the interval of the first layer, ``(n, m, h)`` each.
@@ -40,7 +40,7 @@ class Bounder:
 
     def at(
         self,
-        reach: Reach,
+        reach: Reachable,
         budgets: Tensor,
         goals: Tensor,
         method: Method,
@@ -59,7 +59,7 @@ class Bounder:
         bound = below(self.network, reach, passed, drop, goals, method, value)
         return bound, self._slack(reach, column, passed, goals).squeeze(1)
 
-    def _slack(self, reach: Reach, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
+    def _slack(self, reach: Reachable, budgets: Tensor, passed: Sequence[Interval], goals: Tensor) -> Tensor:
         """What ``goals @ logits`` in float32 may lie below the exact value: ``(n, m, c)``.
 
         Behind the last layer that bends, the goals meet the errors that come in as one linear function; what the layers
@@ -73,14 +73,14 @@ class Bounder:
         low, high = passed[place]
         tail = head[place:]
         own = rounding(tail, intervals(tail, (low - error, high + error)), torch.zeros_like(error))
-        coming = error.unflatten(0, budgets.shape).flatten(2) @ slopes.flatten(2).abs().transpose(1, 2)
+        coming = error.unflatten(0, budgets.shape) @ slopes.abs().transpose(1, 2)
         slack: Tensor = coming + own.unflatten(0, budgets.shape) @ goals.abs().transpose(1, 2)
         return slack
 
 
 def below(
     network: Network,
-    reach: Reach,
+    reach: Reachable,
     passed: Sequence[Interval],
     drop: Callable[[Tensor], Tensor],
     goals: Tensor,
@@ -89,7 +89,7 @@ def below(
 ) -> Tensor:
     """Below ``goals @ logits``: ``(n, c)``.
 
-    passed: what `intervals` found from the interval of the first layer.  drop: its `First.drop`, of the head alone.
+    passed: what `intervals` found from the interval of the first layer.  drop: its `FirstLayer.drop`.
     value: its outputs for x, ``(n, h)``, where they are known.
     """
     head, found = network.head, []
@@ -105,7 +105,7 @@ def below(
 
 
 def over_intervals(
-    head: Sequence[nn.Module], passed: Sequence[Interval], goals: Tensor, shape: tuple[int, ...]
+    head: Sequence[LaterLayer], passed: Sequence[Interval], goals: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """Below ``goals @ logits`` by the intervals at the last layer that bends: ``(n, m, c)`` for m budgets of each row.
 
@@ -115,8 +115,8 @@ def over_intervals(
     passed: what `intervals` found, ``(n * m, ...)`` each.
     """
     slopes, constants, place = backward(head, passed, goals, relax=False)
-    low, high = (end.unflatten(0, shape).flatten(2) for end in passed[place])
-    return _over_box(slopes.flatten(2), low, high) + constants.unsqueeze(1)
+    low, high = (end.unflatten(0, shape) for end in passed[place])
+    return _over_box(slopes, low, high) + constants.unsqueeze(1)
 
 
 def _over_box(slopes: Tensor, low: Tensor, high: Tensor) -> Tensor:

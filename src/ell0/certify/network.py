@@ -1,0 +1,116 @@
+"""A model as a certificate sees it: layers on the inputs, the attacked layer, and the layers behind it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import ClippedLinear, InputClamp, InputScale, TruncatedLinear
+from .first_layer import FirstLayer
+from .propagate import LaterLayer
+from .separable import Clipped, Dense
+from .truncated import Truncated
+
+FIRST = (TruncatedLinear, ClippedLinear, nn.Linear)
+LATER = get_args(LaterLayer)
+IGNORED = (nn.Identity, nn.Dropout, nn.Flatten)
+OTHER_IN_TRAINING = (nn.BatchNorm1d, nn.Dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """``head(layer(rising(x)))``; layers that do nothing in eval mode are left out.
+
+    rising: layers that change each number by itself and keep the order of two numbers.
+    """
+
+    rising: tuple[InputClamp | InputScale, ...]
+    layer: nn.Linear
+    head: tuple[LaterLayer, ...]
+
+    @classmethod
+    def read(cls, model: nn.Module, x: Tensor, *, training: bool = False) -> Network:
+        """Raises ValueError, and names the layer, if bounds do not pass through the model.
+
+        training: allow a model in training mode, unless one of its layers does something else there.
+        """
+        layers = list(_layers("", model))
+        for name, layer in layers:
+            if layer.training and (not training or type(layer) in OTHER_IN_TRAINING):
+                raise ValueError(f"model must be in eval mode, and {name} is in training mode: call model.eval()")
+            if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+                raise ValueError(f"model must flatten whole rows, got {name}: {layer}")
+        rising: list[InputClamp | InputScale] = []
+        flat = x.ndim == 2
+        for place, (name, layer) in enumerate(layers):
+            flat = flat or type(layer) is nn.Flatten
+            if type(layer) in IGNORED:
+                continue
+            if type(layer) in FIRST and isinstance(layer, nn.Linear):
+                _check_rows(name, layer, x, flat)
+                head = [_later(its, later) for its, later in layers[place + 1 :] if type(later) not in IGNORED]
+                return cls(tuple(rising), layer, tuple(head))
+            if type(layer) not in (InputClamp, InputScale) or not isinstance(layer, InputClamp | InputScale):
+                raise ValueError(
+                    "model must begin with TruncatedLinear, ClippedLinear or Linear, after Flatten, InputClamp and "
+                    f"InputScale at most, got {name} ({type(layer).__name__}) before any of them"
+                )
+            rising.append(layer)
+        raise ValueError("model must have a TruncatedLinear, ClippedLinear or Linear layer, got none")
+
+    def double(self) -> Network:
+        """A copy in float64 without gradients."""
+        layer, head = copy.deepcopy((self.layer, self.head))
+        for part in (layer, *head):
+            part.double().requires_grad_(False)
+        return Network(self.rising, layer, head)
+
+    @property
+    def first(self) -> FirstLayer:
+        layer, parts = self.layer, (self.layer.weight, self.layer.bias)
+        if isinstance(layer, ClippedLinear):
+            return Clipped(*parts, layer.clip)
+        # A truncated layer that removes nothing is a plain one.
+        return Truncated(*parts, layer.k) if isinstance(layer, TruncatedLinear) and layer.k else Dense(*parts)
+
+
+def _layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested ``nn.Sequential`` in order, with the names that errors use."""
+    label = f"layer {name!r}" if name else "the model"
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        raise ValueError(f"model must do what its layers say, got hooks or another forward on {label}")
+    if type(module) is not nn.Sequential:
+        yield label, module
+        return
+    for child, layer in zip(module._modules, module, strict=True):  # named_children skips a layer's second use
+        yield from _layers(f"{name}.{child}" if name else child, layer)
+
+
+def _check_rows(name: str, layer: nn.Linear, x: Tensor, flat: bool) -> None:
+    if not flat:
+        raise ValueError(f"x must be (n, features), or go through Flatten first, before {name}, got {tuple(x.shape)}")
+    if x[0].numel() != layer.in_features:
+        raise ValueError(f"x must have {layer.in_features} numbers a row for {name}, got shape {tuple(x.shape)}")
+    known = x.dtype in (torch.float32, torch.float64)
+    if not known or (x.dtype, x.device) != (layer.weight.dtype, layer.weight.device):
+        raise ValueError(
+            f"x must be float32 or float64 with the dtype and device of {name} "
+            f"({layer.weight.dtype} on {layer.weight.device}), got {x.dtype} on {x.device}"
+        )
+
+
+def _later(name: str, layer: nn.Module) -> LaterLayer:
+    if type(layer) not in LATER or not isinstance(layer, LaterLayer):
+        known = ", ".join(each.__name__ for each in LATER + IGNORED)
+        raise ValueError(
+            f"model must have only layers that bounds pass through behind its first one ({known}), "
+            f"got {name} ({type(layer).__name__})"
+        )
+    if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is None:
+        raise ValueError(f"model must have batch norm with running statistics, got {name} without")
+    return layer
