@@ -114,16 +114,16 @@ def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[tuple[
     """Values without and with cuts, gradients: against the definition."""
     x, weight, bias = x.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE)
     prepared = gpu.prepare(weight)
-    plain, *nothing = gpu.forward(x, weight, bias, *prepared, counts, False)
+    plain, *nothing = gpu.forward(x, weight, bias, prepared, counts, False)
     assert not any(t.numel() for t in nothing)
-    out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, counts, True)
+    out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, counts, True)
     grad = torch.randn(out.shape, generator=Generator().manual_seed(1)).to(DEVICE)
     for p, (top, bottom) in enumerate(counts):
         want = reference.trimmed_linear(x, weight, bias, top=top, bottom=bottom)
         scale = reference.scale(x, weight, bias, top=top, bottom=bottom)
         close("value", out[p], want, scale)
         close("value without cuts", plain[p], want, scale)
-        found = gpu.backward(grad[p], x, weight, *prepared, cuts[p], ties[p], marks[p], True, True)
+        found = gpu.backward(grad[p], (x, weight, prepared[0], prepared[2], cuts[p], ties[p], marks[p]), True, True)
         wanted = reference.gradients(grad[p], x, weight, top=top, bottom=bottom)
         stays = reference.kept(reference.products(x, weight), top, bottom)
         sizes = (
@@ -156,20 +156,27 @@ def check_two_runs_give_the_same_bits() -> None:
         runs = []
         for _ in range(2):
             prepared = gpu.prepare(weight)
-            out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, counts, True)
-            runs.append((out, *gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)))
+            out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, counts, True)
+            runs.append(
+                (
+                    out,
+                    *gpu.backward(
+                        out[0], (x, weight, prepared[0], prepared[2], cuts[0], ties[0], marks[0]), True, True
+                    ),
+                )
+            )
         assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def check_a_batch_can_be_too_large() -> None:
     x, weight, bias = (t.to(DEVICE) for t in ordinary(9, 3, 40, Generator().manual_seed(0)))
     prepared = gpu.prepare(weight)
-    whole = gpu.forward(x, weight, bias, *prepared, ((3, 3),), False)[0]
+    whole = gpu.forward(x, weight, bias, prepared, ((3, 3),), False)[0]
     with mock.patch.object(gpu, "_MOST", 4 * 40):
-        torch.testing.assert_close(gpu.forward(x, weight, bias, *prepared, ((3, 3),), False)[0], whole)
+        torch.testing.assert_close(gpu.forward(x, weight, bias, prepared, ((3, 3),), False)[0], whole)
         refused = False
         try:
-            gpu.forward(x, weight, bias, *prepared, ((3, 3),), True)
+            gpu.forward(x, weight, bias, prepared, ((3, 3),), True)
         except ValueError as error:
             refused = "at most 4" in str(error)
     assert refused
@@ -179,7 +186,7 @@ def check_other_weights_are_refused() -> None:
     x, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
     refused = False
     try:
-        gpu.forward(x, weight, bias, *gpu.prepare(weight[:2]), ((3, 3),), False)
+        gpu.forward(x, weight, bias, gpu.prepare(weight[:2]), ((3, 3),), False)
     except ValueError as error:
         refused = "order must be torch.int64 of shape (3, 40)" in str(error)
     assert refused
@@ -189,9 +196,11 @@ def check_empty_batches() -> None:
     _, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
     prepared = gpu.prepare(weight)
     x = weight.new_empty(0, 40)
-    out, cuts, ties, marks = gpu.forward(x, weight, bias, *prepared, ((3, 3),), True)
+    out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, ((3, 3),), True)
     assert out.shape == (1, 0, 3)
-    grad_x, grad_weight = gpu.backward(out[0], x, weight, *prepared, cuts[0], ties[0], marks[0], True, True)
+    grad_x, grad_weight = gpu.backward(
+        out[0], (x, weight, prepared[0], prepared[2], cuts[0], ties[0], marks[0]), True, True
+    )
     assert grad_x.shape == (0, 40)
     assert torch.equal(grad_weight, torch.zeros_like(weight))
 

@@ -163,8 +163,8 @@ def test_the_torch_path_makes_nothing_larger_than_a_block(
     upstream = gaussian(batch, out, 1, g).float()
     check(x, weight, None, upstream, top=3, bottom=2, backends=["none"])
     with LargestTensor() as largest:
-        _, cuts, ties = blocked.forward(x, weight, None, 3, 2, keep_cuts=True)
-        blocked.backward(upstream, x, weight, cuts, ties, to_x=True, to_weight=True)
+        _, cuts, *rest = blocked.forward(x, weight, None, 3, 2, keep_cuts=True)
+        blocked.backward(upstream, (x, weight, x, x, cuts, *rest), to_x=True, to_weight=True)
     inputs_and_outputs = max(t.numel() for t in (x, weight, cuts))
     assert largest.elements <= max(block, inputs_and_outputs) < batch * out * d
 

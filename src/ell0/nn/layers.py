@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..ops import Prepared, check_k, clipped_linear, keep_mask, prepare, truncated_linear
-from ..ops.clipped import check_clip
+from ..ops import Prepared, check_clip, check_k, clipped_linear, keep_mask, prepare, truncated_linear
 
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")

@@ -1,12 +1,14 @@
 """The trimmed product: one operator, several backends, one definition (`reference`); clipped, and as a convolution."""
 
 from .blocked import keep_mask
+from .checks import check_clip, check_k
 from .clipped import clipped_linear
 from .conv import trimmed_conv2d, trimmed_conv2ds
-from .operator import Prepared, check_k, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
+from .operator import Prepared, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 __all__ = [
     "Prepared",
+    "check_clip",
     "check_k",
     "clipped_linear",
     "cuts",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_counts
 from .reference import products
 
 BLOCK_ELEMENTS = 1 << 20
@@ -52,19 +53,6 @@ def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_lo
     return ~gone
 
 
-def check_counts(top: int, bottom: int, d: int) -> None:
-    """Raises unless ``top`` and ``bottom`` of d terms can leave and one stays."""
-    for name, value in (("top", top), ("bottom", bottom)):
-        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
-        if value < 0:
-            raise ValueError(f"{name} must be >= 0, got {name}={value}")
-    if top + bottom >= d:
-        raise ValueError(
-            f"top + bottom must be smaller than the number of terms, got top={top} and bottom={bottom} with {d} terms"
-        )
-
-
 def keep_mask(terms: Tensor, top: int, bottom: int) -> Tensor:
     """False at the ``top`` largest and ``bottom`` smallest entries of the last dimension: ``(..., d)``.
 
@@ -74,7 +62,7 @@ def keep_mask(terms: Tensor, top: int, bottom: int) -> Tensor:
     return between(terms, *thresholds(terms, top, bottom))
 
 
-def _blocks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice]]:
+def blocks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of samples and outputs whose products fit in one block."""
     pairs = max(1, BLOCK_ELEMENTS // max(1, x.shape[1]))
     rows = min(weight.shape[0], pairs)
@@ -86,14 +74,14 @@ def _blocks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice]]:
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, top: int, bottom: int, keep_cuts: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``(n, out)``, cuts ``(2, out, n)`` and ties ``(2, out, n)``; the last two empty unless keep_cuts."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output ``(n, out)``, cuts and ties ``(2, out, n)``, both empty unless keep_cuts, and an empty tensor."""
     n, rows = x.shape[0], weight.shape[0]
     out = x.new_empty(n, rows)
     shape = (2, rows, n) if keep_cuts else (2, 0, 0)
     cuts = x.new_empty(shape)
     ties = torch.empty(shape, dtype=torch.int32, device=x.device)
-    for b, o in _blocks(x, weight):
+    for b, o in blocks(x, weight):
         terms = products(x[b], weight[o])
         high, low, ties_high, ties_low = thresholds(terms, top, bottom)
         undefined = terms.isnan().any(-1)
@@ -104,16 +92,18 @@ def forward(
             ties[0, o, b], ties[1, o, b] = ties_high.T, ties_low.T
     if bias is not None:
         out += bias
-    return out, cuts, ties
+    return out, cuts, ties, ties.new_empty(0)
 
 
-def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, cuts: Tensor, ties: Tensor, to_x: bool, to_weight: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
+def backward(grad: Tensor, saved: Sequence[Tensor], to_x: bool, to_weight: bool) -> tuple[Tensor, Tensor]:
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted is empty.
+
+    saved: x, weight, order, bound, cuts, ties, walked.
+    """
+    x, weight, _, _, cuts, ties, _ = saved
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
     grad_weight = torch.zeros_like(weight) if to_weight else x.new_empty(0)
-    for b, o in _blocks(x, weight):
+    for b, o in blocks(x, weight):
         terms = products(x[b], weight[o])
         high, low, ties_high, ties_low = (t.T for t in (cuts[0, o, b], cuts[1, o, b], ties[0, o, b], ties[1, o, b]))
         undefined = high.isnan()

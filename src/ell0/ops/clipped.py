@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .blocked import _blocks
-from .operator import _check, leave_autocast
+from .blocked import blocks
+from .checks import check_clip, check_matrix
 from .reference import products
 
 
@@ -25,19 +24,12 @@ def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cli
         x: ``(..., in)``.  weight: ``(out, in)``.  bias: ``(out,)``, added after clipping.  float32 or float64.
         clip: a number > 0.
     """
-    x = leave_autocast(x, weight)
-    _check(x, weight, bias)
+    x = check_matrix(x, weight, bias)
     check_clip(clip)
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = _Clipped.apply(flat, weight, float(clip))
     out = out.reshape(*x.shape[:-1], weight.shape[0])
     return out if bias is None else out + bias
-
-
-def check_clip(clip: float) -> None:
-    """Raises unless terms can be clipped to ``[-clip, clip]``."""
-    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
-        raise ValueError(f"clip must be a finite number > 0, got {clip!r}")
 
 
 class _Clipped(torch.autograd.Function):
@@ -48,7 +40,7 @@ class _Clipped(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.clip = clip
         out = x.new_empty(len(x), len(weight))
-        for b, o in _blocks(x, weight):
+        for b, o in blocks(x, weight):
             out[b, o] = products(x[b], weight[o]).clamp_(-clip, clip).sum(-1)
         return out
 
@@ -59,7 +51,7 @@ class _Clipped(torch.autograd.Function):
         to_x, to_weight, _ = ctx.needs_input_grad
         grad_x = torch.zeros_like(x) if to_x else None
         grad_weight = torch.zeros_like(weight) if to_weight else None
-        for b, o in _blocks(x, weight):
+        for b, o in blocks(x, weight):
             clipped = products(x[b], weight[o]).abs_() > ctx.clip
             upstream = grad[b, o].unsqueeze(-1)
             if grad_x is not None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..threat import Unit
-from .blocked import ascending, check_counts
-from .operator import leave_autocast, refuse_forward_mode
+from .blocked import ascending
+from .checks import check_counts, check_tensors, refuse_forward_mode
 from .reference import Geometry
 
 Pair = int | tuple[int, int]
@@ -130,26 +130,12 @@ def _admit(
     unit: Unit,
 ) -> Tensor:
     """x in the dtype of the weight; raises unless everything fits together."""
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
-            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    x = leave_autocast(x, weight)
-    if weight.dim() != 4:
-        raise ValueError(f"weight must have shape (out, in / groups, height, width), got {tuple(weight.shape)}")
-    if weight.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"weight must be float32 or float64, got {weight.dtype}")
+    x = check_tensors(x, weight, bias, ("out", "in / groups", "height", "width"))
     out, channels = weight.shape[0], weight.shape[1] * geometry.groups
     if out % geometry.groups:
         raise ValueError(f"groups must divide the {out} outputs of weight, got {geometry.groups}")
     if x.dim() != 4 or x.shape[1] != channels:
         raise ValueError(f"x must have shape (n, {channels}, height, width) to match weight, got {tuple(x.shape)}")
-    if bias is not None and bias.shape != (out,):
-        raise ValueError(f"bias must have shape ({out},) to match weight, got {tuple(bias.shape)}")
-    for name, tensor in (("x", x), ("bias", bias)):
-        if tensor is not None and tensor.dtype != weight.dtype:
-            raise ValueError(f"{name} must have the dtype of weight ({weight.dtype}), got {tensor.dtype}")
-        if tensor is not None and tensor.device != weight.device:
-            raise ValueError(f"{name} must be on the device of weight ({weight.device}), got {tensor.device}")
     if min(output_size(x.shape[2:], weight.shape[2:], geometry)) < 1:
         raise ValueError(
             f"x must be at least as large as the window after padding, got {tuple(x.shape[2:])} for a window of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import networks
-from .kernel import bounds_per_row
+from .checks import bounds_per_row, check_prepared
 
 LISTED = 15  # the longest list of the walk; more removed terms than this are counted
 LEADS = 64  # outlying coordinates of a sample that are listed
@@ -53,17 +54,17 @@ def fits(weight: Tensor) -> bool:
     return 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
 
 
-def prepare(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Order and bound of `Prepared`; the order holds the weight as well."""
-    return _ordered(weight.contiguous(), None, None)
+def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, ranked weight and bound of `Prepared`; the order holds the weight as well, so ranked is empty."""
+    order, bound = _ordered(weight.contiguous(), None, None)
+    return order, weight.new_empty((0, 0)), bound
 
 
 def forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    order: Tensor,
-    bound: Tensor,
+    arrays: Sequence[Tensor],
     counts: tuple[tuple[int, int], ...],
     keep_cuts: bool,
     kept: list[Lanes] | None = None,
@@ -76,7 +77,8 @@ def forward(
     ties: as `kernel.forward` puts them.  marks: how deep each row was walked; whether it has ties; whether each sample
     has.
     """
-    _check_prepared(weight, order, bound)
+    order, _, bound = arrays
+    check_prepared(weight, torch.int64, order=order, bound=bound)
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     (n, d), rows, pairs = x.shape, weight.shape[0], len(counts)
@@ -84,7 +86,7 @@ def forward(
     if n > most:
         if keep_cuts:
             raise ValueError(f"a batch of {n} is too large for a gradient of this layer on the GPU: at most {most}")
-        parts = [forward(part, weight, bias, order, bound, counts, False) for part in x.split(most)]
+        parts = [forward(part, weight, bias, arrays, counts, False) for part in x.split(most)]
         return torch.cat([part[0] for part in parts], 1), *parts[0][1:]
     shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
     cuts, ties = x.new_empty(shape), x.new_zeros(shape, dtype=torch.int32)
@@ -120,23 +122,14 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    order: Tensor,
-    bound: Tensor,
-    cuts: Tensor,
-    ties: Tensor,
-    marks: Tensor,
-    to_x: bool,
-    to_weight: bool,
-    kept: list[Lanes] | None = None,
+    grad: Tensor, saved: Sequence[Tensor], to_x: bool, to_weight: bool, kept: list[Lanes] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty.
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted is empty.
 
-    kept: what `forward` put there; else the samples are laid out again.
+    saved: x, weight, order, bound, cuts, ties, marks.  kept: what `forward` put there; else x is packed again.
     """
-    _check_prepared(weight, order, bound)
+    x, weight, order, bound, cuts, ties, marks = saved
+    check_prepared(weight, torch.int64, order=order, bound=bound)
     x, weight = x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
@@ -348,18 +341,6 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _programs(many: int, device: torch.device) -> int:
     return many if device.type == "cuda" else 2
-
-
-def _check_prepared(weight: Tensor, order: Tensor, bound: Tensor) -> None:
-    """Raises where the arrays of another weight would be read beyond their ends."""
-    rows, d = weight.shape
-    wanted = (("order", order, torch.int64, (rows, d)), ("bound", bound, weight.dtype, (rows, bounds_per_row(d))))
-    for name, tensor, dtype, shape in wanted:
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"prepared must come from this weight: its {name} must be {dtype} of shape {shape}, "
-                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
 
 
 # --- launching --------------------------------------------------------------------------------------------------------

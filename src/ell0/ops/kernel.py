@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .checks import bounds_per_row, check_prepared
 
 BUILDS = ("avx512", "avx2", "generic")
 """One source, three targets; the first that this processor can run is used."""
@@ -67,11 +69,6 @@ def serves(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.numel() > 0 and build() != "none"
 
 
-def bounds_per_row(d: int) -> int:
-    """Length of a row of `Prepared.bound`."""
-    return -(-d // 16)
-
-
 @functools.cache
 def _function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     function = getattr(_library(), f"ell0_{name}_{_DTYPES[dtype]}_{build()}")
@@ -93,19 +90,6 @@ def _limits(x: Tensor) -> tuple[Tensor, Tensor]:
     return limit, x
 
 
-def _check_prepared(weight: Tensor, **prepared: Tensor) -> None:
-    """Raises where the arrays of another weight would be read beyond their ends."""
-    rows, d = weight.shape
-    for name, tensor in prepared.items():
-        shape = (rows, bounds_per_row(d)) if name == "bound" else (rows, d)
-        dtype = torch.int32 if name == "order" else weight.dtype
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"prepared must come from this weight: its {name} must be {dtype} of shape {shape}, "
-                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
-
-
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Order, ranked weight and bound of `Prepared`."""
     weight = weight.contiguous()
@@ -118,22 +102,15 @@ def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    order: Tensor,
-    ranked: Tensor,
-    bound: Tensor,
-    top: int,
-    bottom: int,
-    keep_cuts: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, arrays: Sequence[Tensor], top: int, bottom: int, keep_cuts: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output ``(n, out)``, cuts and ties ``(2, out, n)``, walked ``(out,)``; the last three empty unless keep_cuts.
 
     ties: 0 where every term tied with the cut leaves, else 1 + how many do.  walked: positions of the row's order that
     some sample walked, complemented (``~``) for a row that has ties.
     """
-    _check_prepared(weight, order=order, ranked=ranked, bound=bound)
+    order, ranked, bound = arrays
+    check_prepared(weight, torch.int32, order=order, ranked=ranked, bound=bound)
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
@@ -150,19 +127,13 @@ def forward(
     return out, cuts, ties, walked
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    order: Tensor,
-    cuts: Tensor,
-    ties: Tensor,
-    walked: Tensor,
-    to_x: bool,
-    to_weight: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted comes back empty."""
-    _check_prepared(weight, order=order)
+def backward(grad: Tensor, saved: Sequence[Tensor], to_x: bool, to_weight: bool) -> tuple[Tensor, Tensor]:
+    """Gradients ``(n, in)`` and ``(out, in)`` through the kept terms; one that is not wanted is empty.
+
+    saved: x, weight, order, bound, cuts, ties, walked.
+    """
+    x, weight, order, _, cuts, ties, walked = saved
+    check_prepared(weight, torch.int32, order=order)
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
