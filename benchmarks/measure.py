@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ell0 import data, models
 from ell0.common import check_out, device_of
-from ell0.results import Results, Row
+from ell0.results import Measurement, Results
 
 IN, OUT = 784, 1568
 
@@ -125,7 +125,7 @@ def _use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def _line(row: Row) -> str:
+def _line(row: Measurement) -> str:
     """The figure of a row, then what it is the figure of."""
     value, unit = row["value"], row["unit"]
     figure = f"{value:.3g} {unit}"

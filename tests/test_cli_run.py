@@ -86,8 +86,6 @@ def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str], monkeypa
     results.add(0.99, beta=10.0, split="validation", **what)
     for split, value in (("validation", 0.995), (None, 0.5)):
         results.add(value, what="clean_accuracy", classifier="B", split=split)
-    for row in results.rows:
-        row["unit"] = "feature"
     _show(results)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "right answers in per cent: sparse_rs, adaptive, values to 10, n = 9"

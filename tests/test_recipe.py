@@ -18,11 +18,16 @@ from ell0 import data, recipe
 from ell0.common import device_of
 from ell0.nn import InputClamp, InputScale, TruncatedConv2d, TruncatedLinear
 from ell0.recipe import _model
+from ell0.results import Measurement, Row
 from ell0.threat import stretched
 from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint, save_checkpoint
 from tiny_recipe import edited
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def measurement(row: Row) -> Measurement:
+    return Measurement(row["what"], 0.0, identity={key: value for key, value in row.items() if key != "what"})
 
 
 def test_recipes_need_torch_and_numpy_alone() -> None:
@@ -50,7 +55,7 @@ def test_shipped_recipes() -> None:
         assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
         assert one.attack.parameters == {"queries": 300, "values": "corners"}
     table = recipe.load("mnist-table1")
-    rows = [table.figure(row) for task in table.tasks() for row in task.rows()]
+    rows = [table.figure(measurement(row)) for task in table.tasks() for row in task.rows()]
     asked = {"classifier": "F(10)", "attack": "sparse_rs", "budget": 8, "queries": 5000}
     (best,) = [row for row in rows if asked.items() <= row.items()]
     assert (best["paper"], best["paper_n"], best["protocol"]) == (0.5879, 512, "paper")
@@ -268,7 +273,7 @@ def test_cifar_recipes_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("suffix", ["", "-100"])
 def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
     table, medians = (recipe.load(f"cifar-table{i}{suffix}") for i in (1, 2))
-    rows = [table.figure(row) for task in table.tasks() for row in task.rows()]
+    rows = [table.figure(measurement(row)) for task in table.tasks() for row in task.rows()]
     found = {
         (row["k"], row["budget"], row["queries"]): row["paper"] for row in rows if "budget" in row and "paper" in row
     }
@@ -281,7 +286,11 @@ def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
     pixels = [row for row in rows if row.get("unit") == "pixel"]
     assert {(row["attack"], row["budget"], row["beta"]) for row in pixels} == {("worst case", 20, 1.0)}
     assert sorted(row["value"] for row in table.quoted) == [0.617, 0.63]
-    rho = {(row["k"], row["beta"]): medians.figure(row)["paper"] for task in medians.tasks() for row in task.rows()}
+    rho = {
+        (row["k"], row["beta"]): medians.figure(measurement(row)).paper
+        for task in medians.tasks()
+        for row in task.rows()
+    }
     assert rho == {(0, 100.0): 2, (0, 1.0): 3, (10, 100.0): 11, (10, 1.0): 17}
     assert [used.name for used in table.used] == [f"cifar-vgg0{suffix}", f"cifar-vgg10{suffix}"]
 

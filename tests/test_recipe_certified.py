@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ell0.cli import main
 from ell0.cli._certify import _broken
 from ell0.recipe._found import Found, Nearest
 from ell0.report._parts import certified_part, other_units_part
-from ell0.results import Results, Row
+from ell0.results import Measurement, Results, Row
 from ell0.train import load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
 
@@ -84,7 +85,7 @@ def test_a_recipe_certifies(proven: Path) -> None:
         assert (boxed["n"], boxed["method"]) == (20, "ibp")
     median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
     assert median["value"] == float(radii.double().quantile(0.5))
-    assert all(row in [recipe._recipe.identity(each) for each in results.rows] for row in asked(proven))
+    assert all(row in [each.key for each in results.rows] for row in asked(proven))
 
 
 PIXELS = """
@@ -335,25 +336,19 @@ def test_the_page_shows_what_is_proven_and_what_is_broken(proven: Path) -> None:
     assert "certified accuracy" not in page.split("Other figures")[-1] or "Other figures" not in page
 
 
-def certified_row(budget: int, value: float, **more: Any) -> Row:
-    return {
-        "what": "certified_accuracy",
-        "classifier": "F",
-        "unit": "feature",
-        "budget": budget,
-        "value": value,
-        **more,
-    }
+def certified_row(budget: int, value: float, **more: Any) -> Measurement:
+    entries = {"classifier": "F", "unit": "feature", "budget": budget, **more}
+    return Measurement.of("certified_accuracy", value, **entries)
 
 
 def test_the_gap_is_that_of_the_rows_attacked() -> None:
     certified = [certified_row(1, 0.6), certified_row(2, 0.4), certified_row(1, 0.7, beta=1.0)]
-    attacked: Row = {"classifier": "F", "unit": "feature", "attack": "worst case"}
     worst = [
-        attacked | {"budget": 1, "beta": 1.0, "value": 0.9, "certified": 0.8},
-        attacked | {"budget": 1, "beta": 100.0, "value": 0.75, "certified": 0.65},
+        certified_row(1, 0.9, attack="worst case", beta=1.0, certified=0.8),
+        certified_row(1, 0.75, attack="worst case", beta=100.0, certified=0.65),
     ]
-    part = certified_part(certified, [{"classifier": "F", "value": 1.0, "low": 0.0, "high": 2.0}], worst, "pixels")
+    radius = Measurement.of("certified_radius", 1.0, classifier="F", low=0.0, high=2.0)
+    part = certified_part(certified, [radius], worst, "pixels")
     assert part.table is not None
     any_value, alone, boxed = part.table.lines
     assert [any_value[-1], alone[-1], boxed[-1]] == ["10.0\u00a0%", "\N{EN DASH}", "10.0\u00a0%"]
@@ -373,13 +368,13 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
 def test_the_curves_are_those_of_the_same_rows() -> None:
     """Of fewer rows more may be lost than is proven of all."""
     certified = [certified_row(m, value, n=100) for m, value in ((1, 0.9), (2, 0.8), (3, 0.1))]
-    worst: list[Row] = [
-        {**certified_row(m, value), "attack": "worst case", "beta": 1.0, "n": 10, "certified": proven}
+    worst = [
+        certified_row(m, value, attack="worst case", beta=1.0, n=10, certified=proven)
         for m, value, proven in ((1, 0.8, 0.7), (2, 0.6, 0.5))
     ]
     for rows, points, note in (
         (worst, [(1, 70.0), (2, 50.0)], "any value; the 10 rows that were attacked"),
-        ([row | {"n": 100} for row in worst], [(1, 90.0), (2, 80.0), (3, 10.0)], "any value"),
+        ([replace(row, n=100) for row in worst], [(1, 90.0), (2, 80.0), (3, 10.0)], "any value"),
     ):
         (chart,) = certified_part(certified, [], rows, "inputs").charts
         proven, attacked = chart.series
@@ -389,8 +384,8 @@ def test_the_curves_are_those_of_the_same_rows() -> None:
 
 
 def test_pixels_stand_apart_from_features() -> None:
-    row: Row = {"what": "robust_accuracy", "classifier": "F", "attack": "worst case", "beta": 1.0, "n": 10}
-    part = other_units_part([row | {"unit": "pixel", "budget": 20, "value": 0.5}], "pixel")
+    row = certified_row(20, 0.5, attack="worst case", beta=1.0, n=10, **{"unit": "pixel"})
+    part = other_units_part([row], "pixel")
     assert part.heading == "Counted in pixels"
     assert part.table is not None
     assert part.table.lines[0][:3] == ("F", "20", "worst case, values within ±1")

@@ -28,7 +28,7 @@ from ell0.recipe import _data, _gallery, _measure, _model, _run
 from ell0.recipe._found import Found
 from ell0.recipe._measure import Subject, measured
 from ell0.recipe._recipe import Measure, Task
-from ell0.results import Results, Row
+from ell0.results import Results
 from ell0.threat import L0Ball
 from ell0.train import load_checkpoint
 from tiny_recipe import edited, write_recipe
@@ -36,7 +36,7 @@ from tiny_recipe import edited, write_recipe
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def figures(run: Path) -> list[Row]:
+def figures(run: Path) -> list[dict[str, object]]:
     """The rows of a run without times."""
     rows = Results.load(run / "results.json").rows
     return [
@@ -95,8 +95,7 @@ def test_rows_say_what_was_measured(whole: Path) -> None:
         )
         assert wide["value"] <= narrow["value"]
         assert (wide["n"], wide["queries"], wide["steps"]) == (20, 8, 3)
-        decided = sum(count for key, count in wide.items() if key.startswith("decided by "))
-        assert decided == round(20 * (1 - wide["value"]))
+        assert sum(wide.decided.values()) == round(20 * (1 - wide["value"]))
     median = results.find(what="median_distance", classifier="F(0)")
     assert 0 <= median["low"] <= median["value"] <= median["high"] <= 16
 
@@ -294,10 +293,10 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
     assert {key: row["value"] for key, row in rows.items()} == {
         (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25, (10.0, 2): 0.25,
     }  # fmt: skip
-    assert rows[10.0, 2]["decided by clean"] == 1
-    assert rows[10.0, 2][f"decided by {attacks[0]}"] == 2
-    assert rows[1.0, 2][f"decided by {attacks[1]}"] == 1
-    assert rows[10.0, 1]["flags"] == "values within 1: flag 1; values within 10: flag 10"
+    assert rows[10.0, 2].decided["clean"] == 1
+    assert rows[10.0, 2].decided[attacks[0]] == 2
+    assert rows[1.0, 2].decided[attacks[1]] == 1
+    assert rows[10.0, 1].flags == ("values within 1: flag 1", "values within 10: flag 10")
     assert sum(row.get("seconds", 0) for row in rows.values()) == len(attacks)
     # What other measures found counts on the rows they share, within their box and at their distance.
     standing = torch.tensor([-1, -1, -1, 1, 1]), torch.tensor([-1, -1, -1, 2, 1])
@@ -308,7 +307,7 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
         assert {key: row["value"] for key, row in more.items() if key != (10.0, 2)} == {
             (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25,
         }  # fmt: skip
-        assert more[10.0, 2].get("decided by search alone", 0) == (value == 0)
+        assert more[10.0, 2].decided.get("search alone", 0) == (value == 0)
 
 
 def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> None:
@@ -335,14 +334,13 @@ def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> N
                 if recipe.load(path).tasks()[other].row["classifier"] == "F(2)":
                     broken |= ((found >= 0) & (found <= budget)).any(0)
             assert worst["value"] == pytest.approx(1 - broken.double().mean())
-            saved += worst["decided by sparse_rs alone"]
+            saved += worst.decided["sparse_rs alone"]
     assert saved > 0
 
 
 def test_what_was_found_with_other_weights_is_found_again(tiny: Path, out: Path, whole: Path) -> None:
     results = Results.load(out / "results.json")
-    for row in results.rows:
-        row["value"] = 0.75
+    results.rows = [replace(row, value=0.75) for row in results.rows]
     results.save(out / "results.json")
     changed, spoiled = out / "verdicts" / "0.npz", out / "verdicts" / "12.npz"
     with np.load(changed) as file:
@@ -419,11 +417,11 @@ def test_a_run_leaves_threads_alone(tiny: Path, tmp_path: Path) -> None:
 def test_the_interval_of_a_median_is_that_of_the_tables(n: int, j: int) -> None:
     """The ranks of the sign test's table; with fewer than six rows no interval reaches 95 %, and it is the range."""
     made = evaluation([1] * n, list(range(1, n + 1)), ["a"], 1.0)
-    record = replace(made, distance=made.distance.flip(0)).median_record()
-    assert (record["low"], record["high"], record["n"]) == (j, n + 1 - j, n)
+    record = replace(made, distance=made.distance.flip(0)).rho()
+    assert (record.low, record.high, record.n) == (j, n + 1 - j, n)
     if n >= 6:
         assert 2 * sum(math.comb(n, i) for i in range(j)) <= 0.05 * 2**n
-    assert record["value"] == (n + 1) / 2
+    assert record == (n + 1) / 2
 
 
 UNIT = """

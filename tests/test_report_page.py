@@ -18,7 +18,7 @@ from ell0 import report
 from ell0.data.png import read_png
 from ell0.recipe import slug
 from ell0.report import _charts, _gallery, _read, _view
-from ell0.results import Row
+from ell0.results import Measurement
 from report_runs import RECIPE, REPOSITORY, Outline, accuracy, log, results, rows, run_folder
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -51,8 +51,8 @@ def test_a_chart_is_drawn_to_scale() -> None:
 
 
 def test_points_and_lines_stand_where_they_belong() -> None:
-    what: Row = {"classifier": "F", "value": 0.5, "low": 0.4, "high": 0.6, "paper": 0.7}
-    (series,) = _view._lines([what | {"budget": 3}], "budget", {"F": 0}, "changed")
+    found = Measurement.of("accuracy", 0.5, classifier="F", low=0.4, high=0.6, paper=0.7, budget=3)
+    (series,) = _view._lines([found], "budget", {"F": 0}, "changed")
     (ours,), (paper,) = series.points, series.paper
     assert (ours.x, ours.y, ours.low, ours.high) == (3, 50.0, 40.0, 60.0)
     assert (paper.x, paper.y) == (3, 70.0)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,19 +13,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ell0 import results as module
-from ell0.results import Results
+from ell0.results import Measurement, Results, Share
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+scalars = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+numbers = st.floats(allow_nan=False) | st.integers()
+maybe = st.none() | st.floats(allow_nan=False)
+others = st.text().filter(lambda word: word not in ("what", *module._FIGURES, *module._NUMBERS, *module._TEXTS))
+measurements = st.builds(
+    Measurement.of,
+    st.text(),
+    numbers,
+    n=st.none() | st.integers(),
+    low=maybe,
+    high=maybe,
+    decided=st.dictionaries(st.text(), st.integers()),
+    flags=st.lists(st.text()),
+    paper=maybe,
+    seconds=maybe,
+    certified=maybe,
+    beside=st.dictionaries(st.text(), scalars),
+    budget=st.none() | st.integers(),
+    attack=st.none() | st.text(),
+)
 
 
-@given(rows=st.lists(st.dictionaries(st.text(), scalars)), name=st.text(), seeds=st.lists(st.integers()))
+@given(
+    rows=st.lists(measurements), more=st.dictionaries(others, scalars), name=st.text(), seeds=st.lists(st.integers())
+)
 def test_json_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]], name: str, seeds: list[int]
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Measurement],
+    more: dict[str, Any],
+    name: str,
+    seeds: list[int],
 ) -> None:
     path = tmp_path_factory.mktemp("results") / "a.json"
-    results = Results(name, "a command", seeds=seeds, rows=rows)
-    assert Results.load(results.save(path)) == results
-    assert json.loads(path.read_text())["rows"] == rows
+    results = Results(name, "a command", seeds=seeds, rows=[*rows, Measurement("x", 1.0, identity=more)])
+    again = Results.load(results.save(path))
+    assert again == results
+    assert json.loads(path.read_text()) == results.plain()
+
+
+def test_a_measurement_is_its_row() -> None:
+    share = Share(3, 4)
+    made = Measurement.of(
+        "robust_accuracy", share, decided={"clean": 1}, flags=["a flag"], beside={"forwards": 3}, budget=2, beta=None
+    )  # fmt: skip
+    assert dict(made) == {
+        "what": "robust_accuracy", "budget": 2, "value": 0.75, "n": 4, "low": share.low, "high": share.high,
+        "decided": {"clean": 1}, "flags": ["a flag"], "beside": {"forwards": 3},
+    }  # fmt: skip
+    assert list(made) == ["what", "budget", "value", "n", "low", "high", "decided", "flags", "beside"]
+    assert made.key == {"what": "robust_accuracy", "budget": 2}
+    assert (made["budget"], made.get("beta"), type(made.value)) == (2, None, float)
+    again = copy.deepcopy(share)
+    assert (again, again.n, again.low, again.high) == (share, 4, share.low, share.high)
 
 
 def test_here_names_machine_and_versions(tmp_path: Path) -> None:
@@ -68,7 +112,7 @@ def test_find_wants_exactly_one_row() -> None:
     results = Results("a", "b")
     results.add(1.0, what="x", k=1)
     results.add(2.0, what="x", k=2)
-    assert results.find(what="x", k=2)["value"] == 2.0
+    assert results.find(what="x", k=2).value == 2.0
     for what in ({"what": "x"}, {"what": "y"}):
         with pytest.raises(LookupError, match="rows with"):
             results.find(**what)
@@ -77,15 +121,43 @@ def test_find_wants_exactly_one_row() -> None:
 def test_files_are_written_whole(tmp_path: Path) -> None:
     path = Results("a", "b").save(tmp_path / "new" / "a.json")
     before = path.read_text()
-    broken = Results("a", "b", rows=[{"value": object()}])
     with pytest.raises(TypeError):
-        broken.save(path)
+        Results("a", "b", rows=[Measurement("a", object())]).save(path)  # type: ignore[arg-type]
     assert path.read_text() == before
     assert [p.name for p in path.parent.iterdir()] == ["a.json"]
 
 
-def test_what_is_no_results_file_is_named(tmp_path: Path) -> None:
-    for text in ("{", '{"nonsense": 1}', "[]"):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(ValueError, match=r"a\.json is not a results file"):
-            Results.load(tmp_path / "a.json")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not a results file"),
+        ("[]", "is not a results file"),
+        ('{"nonsense": 1}', "is not a results file: 'rows' is missing"),
+        (
+            '{"name": "a", "command": "ell0 run a", "rows": [{"what": "x", "value": 1}]}',
+            "was written by another version of ell0 .schema 1, this one reads 2.: measure again in a new folder, by "
+            "`ell0 run a`",
+        ),
+    ],
+)
+def test_what_is_no_results_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.json {reason}"):
+        Results.load(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"k": "four"}, "k of row 1 must be a number, got 'four'"),
+        ({"value": None}, "value of row 1 must be a number, got None"),
+        ({"attack": 3}, "attack of row 1 must be a text, got 3"),
+        ({"flags": "a; b"}, "flags of row 1 must be a list, got 'a; b'"),
+        ({"decided": {"clean": "1"}}, "decided by clean of row 1 must be a whole number, got '1'"),
+    ],
+)
+def test_entries_have_their_type(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    file = {"schema": 2, "name": "a", "command": "b", "rows": [{"what": "x", "value": 1.0, **entry}]}
+    (tmp_path / "a.json").write_text(json.dumps(file))
+    with pytest.raises(ValueError, match=f"a.json is not a results file: {words}"):
+        Results.load(tmp_path / "a.json")

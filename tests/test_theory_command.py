@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 import chromium
 from ell0 import report, theory
 from ell0.cli import main
-from ell0.results import Results, Row
+from ell0.results import Measurement, Results
 from ell0.theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Detector, Mixture, NotAttainableError, Table
 
 
@@ -27,7 +27,7 @@ def small() -> Results:
     return theory.figures((100, 784), precision=0.02, command="ell0 theory --precision 0.02")
 
 
-def rows_of(results: Results, **what: object) -> list[Row]:
+def rows_of(results: Results, **what: object) -> list[Measurement]:
     return [row for row in results.rows if what.items() <= row.items()]
 
 

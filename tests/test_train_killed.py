@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from ell0 import L0Ball, results, train
+from ell0 import L0Ball, common, train
 from ell0.train import Epoch, _append, _checkpoint, _fit, _folder, fit
 from small_training import ATTACK, CLASSES, CONFIG, Killed, dropping, network, read_log, rows, run, same
 
@@ -184,7 +184,7 @@ def test_appended_rows_of_nobody_are_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "appended.safetensors"])
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    whole = results.write_whole
+    whole = common.write_whole
     done: list[bytes] = []
 
     def full(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ell0 import recipe
-from ell0.results import Results, Row
+from ell0.results import Measurement, Results
 from ell0.theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -477,7 +477,7 @@ def _proofs(head: str, sources: dict[str, tuple[Results, list[str]]], budgets: t
             return statistics.mean(float(results.find(classifier=name, **which)["value"]) for name in classifiers)
 
         shares = [mean(what="clean_accuracy"), *(mean(what="certified_accuracy", budget=each) for each in budgets)]
-        passes = results.find(classifier=classifiers[0], what="certified_radius").get("forwards", 1)
+        passes = results.find(classifier=classifiers[0], what="certified_radius").beside.get("forwards", 1)
         cells = [f"{100 * share:.1f} %" for share in shares]
         cells += [f"{mean(what='certified_radius'):g}", f"{passes:,}"]
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
@@ -579,20 +579,20 @@ def _union(results: Results) -> str:
     return next(name for row in results.rows if (name := str(row.get("attack"))).startswith("union of "))
 
 
-def _stands(row: Row) -> str:
+def _stands(row: Measurement) -> str:
     return f"{100 * row['value']:.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
 
 
-def _roughly(row: Row) -> str:
+def _roughly(row: Measurement) -> str:
     return f"{100 * row['value']:.0f} % ({100 * row['low']:.0f}-{100 * row['high']:.0f})"
 
 
-def _faster(row: Row) -> str:
+def _faster(row: Measurement) -> str:
     spread = f" ({row['low']:.0f}-{row['high']:.0f})" if "low" in row else ""
     return f"{row['value']:.0f}{spread}"
 
 
-def _times(row: Row) -> str:
+def _times(row: Measurement) -> str:
     return f"{row['value']:.1f} ({row['low']:.1f}-{row['high']:.1f})"
 
 

@@ -1,21 +1,167 @@
-"""Records of a run as one JSON object: what ran, on what, and flat rows with one figure each."""
+"""Figures of a run as one JSON file: what ran, on what, and one `Measurement` a row."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import platform
+import statistics
 import subprocess
-import tempfile
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from .common import write_whole
+
+SCHEMA = 2
+"""The version of the layout of a results file; other versions are refused."""
+
+WORST_CASE = "worst case"
+"""The attack of a measurement that all attacks decided together."""
+
+CLEAN = "clean"
+"""What decided a row that is misclassified without an attack."""
 
 Row = dict[str, Any]
-"""What was measured, as plain keys, and its figure: ``value``, ``n``, ``low``, ``high``."""
+"""What a measurement says of itself, ``what`` and its identity, without a figure."""
+
+_NUMBERS = ("k", "budget", "queries", "steps", "beta")
+_TEXTS = ("classifier", "attack", "unit", "protocol")
+
+
+class Figure(float):
+    """A number measured over n rows, with its 95 % interval, ``low`` to ``high``."""
+
+    n: int
+    low: float
+    high: float
+
+    def __new__(cls, value: float, n: int, low: float, high: float) -> Self:
+        self = super().__new__(cls, value)
+        self.n, self.low, self.high = n, low, high
+        return self
+
+    def __getnewargs__(self) -> Any:  # what __new__ takes, for copies
+        return float(self), self.n, self.low, self.high
+
+    def record(self) -> dict[str, Any]:
+        """As arguments of `Results.add`."""
+        return {"value": float(self), "n": self.n, "low": self.low, "high": self.high}
+
+
+class Share(Figure):
+    """A share of n rows, with its Wilson interval."""
+
+    def __new__(cls, count: int, n: int) -> Self:
+        share, z = count / n, statistics.NormalDist().inv_cdf(0.975)
+        centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+        half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+        # The ends are exactly 0 and 1 there, but for rounding.
+        low, high = 0.0 if count == 0 else centre - half, 1.0 if count == n else centre + half
+        return super().__new__(cls, share, n, low, high)
+
+    def __getnewargs__(self) -> Any:
+        return round(self * self.n), self.n
+
+
+def median(counts: Tensor) -> Figure:
+    """The median of ``(n,)`` counts, with an interval from their order alone.
+
+    The numbers of those below and above the median are binomial(n, 1/2), so it lies between the j-th least and the
+    j-th largest, but for a chance of 2 P(B < j).
+    """
+    counts, n = counts.sort().values, len(counts)
+    j, ways, chance = 0, 1, 1  # of the 2**n outcomes, those with B = j and those with B <= j
+    while 40 * chance <= 2**n:
+        j += 1
+        ways = ways * (n - j + 1) // j
+        chance += ways
+    j = max(j, 1)  # with few rows no j does, and the interval is the whole range
+    return Figure(statistics.median(counts.tolist()), n, float(counts[j - 1]), float(counts[n - j]))
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement(Mapping[str, Any]):
+    """One figure: what was measured, which one it is, its value and interval. As a mapping it is its row in JSON.
+
+    value, n, low, high: the figure, over n rows, and its interval.
+    identity: which figure it is: classifier, k, attack, budget, unit, beta, queries, steps, split, ...
+    decided: rows lost to each attack, or to `CLEAN`.  flags: why the value may not be trusted, a sentence each.
+    paper, paper_n: the paper's value, and over how many rows.  seconds: what the work took.
+    certified: the share of the same rows that is proven.  beside: other figures of the same work.
+    """
+
+    what: str
+    value: float
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    decided: Mapping[str, int] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    paper: float | None = None
+    paper_n: int | None = None
+    seconds: float | None = None
+    certified: float | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        what: str,
+        figure: float,
+        /,
+        *,
+        n: int | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        decided: Mapping[str, int] | None = None,
+        flags: Sequence[str] = (),
+        paper: float | None = None,
+        paper_n: int | None = None,
+        seconds: float | None = None,
+        certified: float | None = None,
+        beside: Mapping[str, Any] | None = None,
+        **identity: Any,
+    ) -> Self:
+        """A measurement of a number, or of a `Figure` with its n and interval; entries that are None are left out."""
+        if isinstance(figure, Figure):
+            n, low, high = figure.n, figure.low, figure.high
+            figure = float(figure)
+        identity = {key: value for key, value in identity.items() if value is not None}
+        return cls(
+            what, figure, n, low, high, identity, dict(decided or {}), tuple(flags), paper, paper_n, seconds,
+            certified, dict(beside or {}),
+        )  # fmt: skip
+
+    @property
+    def key(self) -> Row:
+        """What it says of itself, without its figure."""
+        return {"what": self.what, **self.identity}
+
+    @cached_property
+    def _row(self) -> Row:
+        figures = {name: getattr(self, name) for name in _FIGURES}
+        figures["flags"] = list(self.flags)
+        return {**self.key, **{name: value for name, value in figures.items() if value not in (None, {}, [])}}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._row[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+
+_FIGURES = tuple(each.name for each in fields(Measurement) if each.name not in ("what", "identity"))
 
 
 @dataclass
@@ -30,7 +176,7 @@ class Results:
     versions: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
 
     @classmethod
     def here(cls, name: str, command: str, *, seeds: list[int], device: torch.device | str, ranks: int = 1) -> Results:
@@ -42,23 +188,31 @@ class Results:
         named = named if ranks == 1 else f"{ranks} ranks, each {named}"
         return cls(name, command, commit=_commit(), device=named, versions=_versions(), seeds=seeds)
 
-    def add(self, value: float, **what: Any) -> None:
-        """Appends a row."""
-        self.rows.append({**what, "value": value})
+    def add(self, value: float, **entries: Any) -> None:
+        """Appends a measurement. entries: ``what``, and those of `Measurement.of`."""
+        self.rows.append(Measurement.of(entries.pop("what"), value, **entries))
 
-    def find(self, **what: Any) -> Row:
-        """The one row with these entries."""
-        rows = [row for row in self.rows if all(row.get(key) == value for key, value in what.items())]
+    def select(self, **entries: Any) -> list[Measurement]:
+        """The measurements with these entries."""
+        return [row for row in self.rows if all(row.get(key) == value for key, value in entries.items())]
+
+    def find(self, **entries: Any) -> Measurement:
+        """The one measurement with these entries."""
+        rows = self.select(**entries)
         if len(rows) != 1:
-            raise LookupError(f"{self.name} has {len(rows)} rows with {what}, not one")
+            raise LookupError(f"{self.name} has {len(rows)} rows with {entries}, not one")
         return rows[0]
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain values, as JSON has it."""
+        return {"schema": SCHEMA, **vars(self), "rows": [dict(row) for row in self.rows]}
 
     def save(self, path: Path | str) -> Path:
         """Writes the file whole."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = {key: value for key, value in asdict(self).items() if key != "rows"}
-        rows = ",\n".join("  " + json.dumps(row) for row in self.rows)
+        head = self.plain()
+        rows = ",\n".join("  " + json.dumps(row) for row in head.pop("rows"))
         text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + rows + "\n ]\n}\n"
         write_whole(path, text.encode())
         return path
@@ -68,22 +222,36 @@ class Results:
         """Reads what `save` wrote."""
         text = Path(path).read_text()
         try:
-            return cls(**json.loads(text))
+            content = dict(json.loads(text))
+            schema = content.pop("schema", 1)
+            rows = content.pop("rows")
+            if schema == SCHEMA:
+                return cls(**content, rows=[_read(i, dict(row)) for i, row in enumerate(rows, 1)])
+        except KeyError as error:
+            raise ValueError(f"{path} is not a results file: {error} is missing") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a results file: {error}") from error
+        raise ValueError(
+            f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA}): measure again "
+            f"in a new folder, by `{content.get('command')}`"
+        )
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file whole: a temporary name beside it, then a rename."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _read(number: int, row: Row) -> Measurement:
+    """A row of a file, whose entries have the types that they are read with."""
+    kinds: dict[str, tuple[Any, str]] = {"what": (str, "a text"), "decided": (dict, "an object")}
+    kinds |= {"flags": (list, "a list"), "beside": (dict, "an object")}
+    kinds |= dict.fromkeys(_TEXTS, (str, "a text"))
+    kinds |= {name: (int | float, "a number") for name in (*_NUMBERS, *_FIGURES) if name not in kinds}
+    counts = {f"decided by {name}": count for name, count in dict(row.get("decided", {})).items()}
+    for key, value in {"what": None, "value": None, **row, **counts}.items():
+        kind, words = kinds.get(key, (object, ""))
+        if not isinstance(value, int if key in counts else kind):
+            words = "a whole number" if key in counts else words
+            raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
+    figures = {name: row.pop(name) for name in _FIGURES if name in row}
+    figures["flags"] = tuple(figures.get("flags", ()))
+    return Measurement(row.pop("what"), **figures, identity=row)
 
 
 def _commit() -> str | None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..evaluation import Share, median_record
-from ..results import Row
+from ..results import Measurement, Share, median
 
 
 def check_budgets(budgets: Collection[int]) -> None:
@@ -22,14 +21,14 @@ def shares(radii: Tensor, budgets: Collection[int]) -> dict[int, Share]:
     return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
 
 
-def rows(radii: Tensor, budgets: Collection[int], **what: Any) -> list[Row]:
-    """Flat records for `ell0.results.Results`: certified accuracy at each budget, and the median radius.
+def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measurement]:
+    """Measurements for `ell0.results.Results`: certified accuracy at each budget, and the median radius.
 
-    radii: what `radius` gave; a misclassified row counts as -1.  what: goes into every record.
+    radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
     """
     check_budgets(budgets)
     accuracy = [
-        {"what": "certified_accuracy", **what, "budget": budget, **share.record()}
+        Measurement.of("certified_accuracy", share, **identity, budget=budget)
         for budget, share in shares(radii, budgets).items()
     ]
-    return [*accuracy, {"what": "certified_radius", **what, **median_record(radii)}]
+    return [*accuracy, Measurement.of("certified_radius", median(radii), **identity)]

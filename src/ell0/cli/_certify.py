@@ -167,7 +167,7 @@ def certify(
         what = {"classifier": card.get("classifier", named), "unit": unit, **(about or {"method": method}), **box}
         results.rows = certificates.rows(radii, (0, *(m for m in asked if m)), **what)
         if tried:
-            flags = "; ".join(dict.fromkeys(flag for one in tried for flag in one.flags))
+            flags = list(dict.fromkeys(flag for one in tried for flag in one.flags))
             spent = {"queries": queries, "steps": steps, "attacks": ", ".join(attacks), "flags": flags}
             results.add(0, what="certificates_broken", **what, **spent, n=sum(one.tried for one in tried))
         hand_over(results, out, as_json, console, _show)
@@ -182,13 +182,13 @@ def _broken(found: certificates.Challenge, rank: int, ranks: int, radii: Tensor)
 
 
 def _show(results: Results) -> None:
-    *shares, median = (row for row in results.rows if row["what"] != "certificates_broken")
+    *shares, median = (row for row in results.rows if row.what != "certificates_broken")
     values = "of any value" if "beta" not in median else f"of values within ±{median['beta']:g}"
     for row in shares:
-        figure = f"{100 * row['value']:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
+        figure = f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})"
         changed = f"{row['budget']} changed {row['unit']}s {values}" if row["budget"] else "clean"
         print(f"{figure}  {changed}")
-    print(f"median certified radius {median['value']:g}, over {median['n']:,} rows, a misclassified one counted as -1")
+    print(f"median certified radius {median.value:g}, over {median.n:,} rows, a misclassified one counted as -1")
     for row in results.rows:
-        if row["what"] == "certificates_broken":
-            print(f"none of {row['n']:,} certified rows falls within its radius to {row['attacks']}")
+        if row.what == "certificates_broken":
+            print(f"none of {row.n:,} certified rows falls within its radius to {row['attacks']}")

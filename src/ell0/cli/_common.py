@@ -6,7 +6,6 @@ import inspect
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -47,7 +46,7 @@ def hand_over(
 ) -> None:
     # Shown first: where the disk is full by now, the figures are not lost.
     if as_json:
-        print(json.dumps(asdict(results)))
+        print(json.dumps(results.plain()))
     else:
         show(results)
     if out is not None:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from .. import recipe as recipes
 from ..parallel import together
 from ..recipe import Stage, Swept
-from ..results import Results, Row
+from ..results import WORST_CASE, Measurement, Results
 from ..train import Epoch
 from ._common import AttackLine, Devices, Json, Nodes, Quiet
 
@@ -103,7 +103,7 @@ def _tell(folder: Path, as_json: bool) -> None:
     page = report.write([folder], folder / "report.html")
     results = Results.load(folder / "results.json")
     if as_json:
-        print(json.dumps({"run": str(folder), "page": str(page), "results": asdict(results)}))
+        print(json.dumps({"run": str(folder), "page": str(page), "results": results.plain()}))
         return
     _show(results)
     print(report.verdict([folder]))
@@ -116,7 +116,7 @@ def _tell_sweep(swept: Swept, home: Path, as_json: bool) -> None:
 
     page = report.write(swept.finished, home / "report.html") if swept.finished else None
     if as_json:
-        runs = {str(folder): asdict(Results.load(folder / "results.json")) for folder in swept.finished}
+        runs = {str(folder): Results.load(folder / "results.json").plain() for folder in swept.finished}
         print(json.dumps({"runs": runs, "busy": [str(folder) for folder in swept.busy], "page": page and str(page)}))
         return
     if page is not None:
@@ -176,7 +176,7 @@ def _show(results: Results) -> None:
     robust = _robust(measured)
     budgets = sorted({row["budget"] for row in robust})
     shown = budgets[:: -(-len(budgets) // _COLUMNS)] if budgets else []
-    medians = [row for row in measured if row["what"] == "median_distance"]
+    medians = [row for row in measured if row.what == "median_distance"]
     betas = sorted({row["beta"] for row in medians})
     table = Table(box=None)
     table.add_column("classifier", no_wrap=True)
@@ -186,7 +186,7 @@ def _show(results: Results) -> None:
         names, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
         within = f"values to {robust[0]['beta']:g}"
         print(f"right answers in per cent: {', '.join(names)}, {within}, n = {' or '.join(sizes)}")
-    clean = [row for row in measured if row["what"] == "clean_accuracy"]
+    clean = [row for row in measured if row.what == "clean_accuracy"]
     for name in dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row):
         cells = [_cell(clean, name)]
         cells += [_cell(robust, name, budget=budget) for budget in shown]
@@ -195,26 +195,27 @@ def _show(results: Results) -> None:
     Console().print(table)
 
 
-def _robust(rows: list[Row]) -> list[Row]:
+def _robust(rows: list[Measurement]) -> list[Measurement]:
     """A figure for each classifier and budget, the lowest: of the worst case where it was measured, in the widest box,
     in which the points of all the others lie too."""
-    found = [row for row in rows if row["what"] == "robust_accuracy"]
-    found = [row for row in found if row["attack"] == "worst case"] or found
-    groups: dict[tuple[str, int], list[Row]] = {}
+    found = [row for row in rows if row.what == "robust_accuracy"]
+    found = [row for row in found if row["attack"] == WORST_CASE] or found
+    groups: dict[tuple[str, int], list[Measurement]] = {}
     for row in found:
         groups.setdefault((row["classifier"], row["budget"]), []).append(row)
     widest = max((row["beta"] for row in found), default=0.0)
-    return [
-        {**min(group, key=lambda row: row["value"]), "beta": widest}
+    lowest = [
+        min(group, key=lambda row: row.value)
         for group in groups.values()
         if any(row["beta"] == widest for row in group)
     ]
+    return [replace(row, identity={**row.identity, "beta": widest}) for row in lowest]
 
 
-def _cell(rows: list[Row], classifier: str, **what: object) -> str:
+def _cell(rows: list[Measurement], classifier: str, **what: object) -> str:
     """The lowest figure of the classifier with these entries."""
     found = [row for row in rows if row["classifier"] == classifier and what.items() <= row.items()]
     if not found:
         return ""
-    row = min(found, key=lambda row: row["value"])
-    return f"{row['value']:g}" if row["what"] == "median_distance" else f"{100 * row['value']:.1f}"
+    row = min(found, key=lambda row: row.value)
+    return f"{row.value:g}" if row.what == "median_distance" else f"{100 * row.value:.1f}"

@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,7 +148,7 @@ def _hand_over(results: Results, out: Path, as_json: bool, show: Callable[[Resul
     results.save(out / "results.json")
     page = report.write([out], out / "report.html")
     if as_json:
-        print(json.dumps({"run": str(out), "page": str(page), "results": asdict(results)}))
+        print(json.dumps({"run": str(out), "page": str(page), "results": results.plain()}))
         return
     show(results)
     print(report.verdict([out]))

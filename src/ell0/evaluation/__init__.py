@@ -1,7 +1,8 @@
 """Clean and robust accuracy: attacks in order of price on the rows still standing, claims checked, flags raised."""
 
+from ..results import Share
 from ._evaluate import evaluate
-from ._record import AttackRecord, Evaluation, Point, Share, median_record
+from ._record import AttackRecord, Evaluation, Point
 from .entries import Entry, cascade
 
 __all__ = [
@@ -12,5 +13,4 @@ __all__ = [
     "Share",
     "cascade",
     "evaluate",
-    "median_record",
 ]

@@ -16,8 +16,9 @@ from torch import Tensor
 from ..attacks.contract import Model, Victim
 from ..common import check_count, seeded
 from ..parallel import ALONE, Team
+from ..results import Share
 from ..threat import L0Ball
-from ._record import Evaluation, Share, percent
+from ._record import Evaluation, percent
 from ._state import Found, State, fingerprint
 from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
 from .entries import AttackFunction, Entry, entries_of

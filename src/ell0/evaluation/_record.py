@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..results import Row
+from ..results import CLEAN, WORST_CASE, Figure, Measurement, Share, median
 from ..threat import L0Ball
 
-CLEAN = "clean"
-"""What decided a row that is misclassified from the start."""
-
-
-class Share(float):
-    """A share of n rows, with its 95 % Wilson interval, ``low`` to ``high``."""
-
-    n: int
-    low: float
-    high: float
-
-    def __new__(cls, count: int, n: int) -> Self:
-        self = super().__new__(cls, count / n)
-        z = statistics.NormalDist().inv_cdf(0.975)
-        centre = (self + z**2 / (2 * n)) / (1 + z**2 / n)
-        half = z / (1 + z**2 / n) * math.sqrt(self * (1 - self) / n + z**2 / (4 * n**2))
-        self.n = n
-        # The ends are exactly 0 and 1 there, but for rounding.
-        self.low, self.high = 0.0 if count == 0 else centre - half, 1.0 if count == n else centre + half
-        return self
-
-    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # what __new__ takes, for copies
-        return round(self * self.n), self.n
-
-    def record(self) -> Row:
-        """As entries of a row of results."""
-        return {"value": float(self), "n": self.n, "low": self.low, "high": self.high}
-
-
-def median_record(counts: Tensor) -> Row:
-    """The median of ``(n,)`` as entries of a row of results, with a 95 % interval from their order alone.
-
-    The numbers of those below and above the median are binomial(n, 1/2), so it lies between the j-th least and the
-    j-th largest, but for a chance of 2 P(B < j).
-    """
-    counts, n = counts.sort().values, len(counts)
-    j, ways, chance = 0, 1, 1  # of the 2**n outcomes, those with B = j and those with B <= j
-    while 40 * chance <= 2**n:
-        j += 1
-        ways = ways * (n - j + 1) // j
-        chance += ways
-    low, high = counts[max(j, 1) - 1], counts[n - max(j, 1)]  # with few rows no j does, and it is the whole range
-    return {"value": float(statistics.median(counts.tolist())), "n": n, "low": float(low), "high": float(high)}
+_BESIDE = ("white_box", "attacked", "broken", "queries")
 
 
 @dataclass(frozen=True)
@@ -146,38 +102,31 @@ class Evaluation:
         """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had."""
         return tuple(self._point(budget) for budget in self.budgets)
 
-    def rho(self) -> float:
-        """Median distance: misclassified counts 0, never broken counts the number of units.
+    def rho(self) -> Figure:
+        """Median distance with its 95 % interval: misclassified counts 0, never broken counts the number of units.
 
         The paper's rho is that of a minimal-norm attack alone, with a budget of all units.
         """
-        return float(statistics.median(self._distances.tolist()))
+        return median(torch.where(self.verdict < 0, self.units, self.distance))
 
-    def median_record(self) -> Row:
-        """Rho as entries of a row, with its 95 % interval."""
-        return median_record(self._distances)
-
-    @property
-    def _distances(self) -> Tensor:
-        return torch.where(self.verdict < 0, self.units, self.distance)
-
-    def rows(self, **what: Any) -> list[Row]:
-        """Flat records for `ell0.results.Results`, one figure each; ``what`` goes into every one."""
-        what = {**what, "unit": self.ball.unit}
-        flags = "; ".join(self.flags)
+    def rows(self, **identity: Any) -> list[Measurement]:
+        """Measurements for `ell0.results.Results`; ``identity`` goes into every one."""
+        identity = {**identity, "unit": self.ball.unit}
         worst = [
-            {"what": "robust_accuracy", "attack": "worst case", **what, "budget": point.budget, "flags": flags}
-            | {f"decided by {name}": count for name, count in point.decided.items()}
-            | point.robust_accuracy.record()
+            Measurement.of(
+                "robust_accuracy", point.robust_accuracy, attack=WORST_CASE, **identity, budget=point.budget,
+                decided=point.decided, flags=self.flags,
+            )
             for point in self.curve
-        ]
+        ]  # fmt: skip
         single = [
-            {"what": "robust_accuracy", "attack": name, **what, "budget": self.ball.budget}
-            | {key: value for key, value in vars(record).items() if key != "robust_accuracy"}
-            | record.robust_accuracy.record()
+            Measurement.of(
+                "robust_accuracy", record.robust_accuracy, attack=name, **identity, budget=self.ball.budget,
+                seconds=record.seconds, beside={key: getattr(record, key) for key in _BESIDE},
+            )
             for name, record in self.per_attack.items()
-        ]
-        return [{"what": "clean_accuracy", **what} | self.clean_accuracy.record(), *worst, *single]
+        ]  # fmt: skip
+        return [Measurement.of("clean_accuracy", self.clean_accuracy, **identity), *worst, *single]
 
     def __str__(self) -> str:
         width = max(len(name) for name in ("attack", *self.attacks))

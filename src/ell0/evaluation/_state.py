@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.contract import AttackResult, Model
-from ..results import write_whole
+from ..common import write_whole
 from ..threat import L0Ball
 
 _SAME = 1e-3  # of the largest clean margin: so far rounding in other batches may move a margin

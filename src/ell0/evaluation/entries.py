@@ -8,7 +8,7 @@ from functools import partial
 
 from ..attacks import ATTACKS, AttackResult, declared
 from ..common import check_count, did_you_mean
-from ._record import CLEAN
+from ..results import CLEAN
 
 AttackFunction = Callable[..., AttackResult]
 

@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..results import write_whole
+from ..common import write_whole
 
 CERTIFICATE = "certificate"
-CLEAN = "clean"
-"""What decided a row that is misclassified from the start, as in `ell0.evaluation.Evaluation`."""
 
 
 @dataclass(frozen=True)

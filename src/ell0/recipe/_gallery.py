@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import sparse_rs
+from ..common import write_whole
 from ..data import RANGES, Rows
-from ..results import write_whole
 from ..threat import L0Ball, Unit, stretched
 from ._recipe import Recipe, slug
 

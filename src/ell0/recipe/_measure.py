@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from .. import certify
 from ..attacks import AttackResult
 from ..data import RANGES
-from ..evaluation import Entry, Evaluation, Share, cascade, evaluate
+from ..evaluation import Entry, Evaluation, cascade, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
-from ..results import Row
+from ..results import CLEAN, Measurement, Row, Share
 from ..threat import L0Ball, stretched
-from ._found import CLEAN, Found, Nearest
+from ._found import Found, Nearest
 from ._recipe import Attack, Task
 
 _BATCH = {"cpu": 512, "cuda": 16384}  # rows in one call of an attack
@@ -60,8 +61,8 @@ class Subject:
             path.unlink()
 
 
-def measured(task: Task, subject: Subject, known: Sequence[Found] = ()) -> tuple[list[Row], list[Found]]:
-    """The rows of results of a task, one figure each, in the order of ``task.rows()``, and what was found row by row.
+def measured(task: Task, subject: Subject, known: Sequence[Found] = ()) -> tuple[list[Measurement], list[Found]]:
+    """The measurements of a task, in the order of ``task.rows()``, and what was found row by row.
 
     known: what other attacks found on this classifier and rows of this split; it counts for a worst case.
     """
@@ -73,16 +74,20 @@ def measured(task: Task, subject: Subject, known: Sequence[Found] = ()) -> tuple
         return _worst(task, subject, known)
     evaluation = _alone(task, subject)
     median = task.measure.what == "median_distance"
-    figure = evaluation.median_record() if median else evaluation.robust_accuracy.record()
+    figure = evaluation.rho() if median else evaluation.robust_accuracy
     found = Found(task.row["beta"], (CLEAN, f"{task.row['attack']} alone"), evaluation.verdict, evaluation.distance)
-    return [{**task.row, **figure, "seconds": round(sum(evaluation.seconds), 3)}], [found]
+    return [_measurement(task.row, figure, seconds=round(sum(evaluation.seconds), 3))], [found]
 
 
-def _clean(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
+def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
+    return Measurement.of(row["what"], figure, **{key: value for key, value in row.items() if key != "what"}, **more)
+
+
+def _clean(task: Task, subject: Subject) -> tuple[list[Measurement], list[Found]]:
     right = subject.team.by_row(partial(_right, subject.network), subject.x, subject.y)
     verdict = torch.where(right, -1, 0)
     # The clean point lies in every box.
-    return [task.row | Share(int(right.sum()), len(right)).record()], [Found(0.0, (CLEAN,), verdict, verdict)]
+    return [_measurement(task.row, Share(int(right.sum()), len(right)))], [Found(0.0, (CLEAN,), verdict, verdict)]
 
 
 def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -93,18 +98,18 @@ def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([network(some).argmax(1) == labels for some, labels in parts])
 
 
-def _certified(task: Task, subject: Subject) -> tuple[list[Row], list[Found]]:
+def _certified(task: Task, subject: Subject) -> tuple[list[Measurement], list[Found]]:
     start = time.perf_counter()
     certifier = certify.certifier(subject.network, **task.measure.parameters)
     radii = certified_radii(certifier, subject, certified_ball(task))
-    what = {key: value for key, value in task.row.items() if key != "what"}
+    identity = {key: value for key, value in task.row.items() if key != "what"}
     cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
     about = {key: value for key, value in cost.items() if value is not None}
-    *shares, median = certify.rows(radii, task.budgets, **what, **about)
+    *shares, median = certify.rows(radii, task.budgets, **identity, beside=about)
     # What holds with some confidence is no proof, and an attack may break it.
     sure = certifier.confidence is None
     found = Found.certificate(task.row.get("beta", math.inf), radii) if sure else Found.nothing(len(radii))
-    return [*shares, median | {"seconds": round(time.perf_counter() - start, 3)}], [found]
+    return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [found]
 
 
 def certified_radii(certifier: certify.Certifier, subject: Subject, ball: L0Ball) -> Tensor:
@@ -138,7 +143,7 @@ def _alone(task: Task, subject: Subject) -> Evaluation:
     return subject.evaluate(attack.ball(task.row.get("budget", units)), {attack.name: attack.configured(**spent)})
 
 
-def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[Row], list[Found]]:
+def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[Measurement], list[Found]]:
     """Every attack within the least box, then within the next, and so on: a point of one lies in all that follow.
 
     So the figure of a box is that of all points found in it and before it, by this evaluation or another.
@@ -146,7 +151,7 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
     measure = task.measure
     attacks = cascade(queries=measure.queries[0], steps=measure.steps[0])
     nearest, flags = Nearest(len(subject.x)), list[str]()
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     boxes: list[Found] = []
     for beta in measure.beta:
         ball = L0Ball(max(task.budgets), measure.unit, *stretched(RANGES[measure.scale], beta))
@@ -156,12 +161,16 @@ def _worst(task: Task, subject: Subject, known: Sequence[Found]) -> tuple[list[R
             nearest.learn(found)
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
-            decided = nearest.decided(budget)
-            row = {**task.row, "budget": budget, "beta": beta, "flags": "; ".join(flags)}
-            row |= {f"decided by {name}": count for name, count in decided.items()}
-            row |= Share(evaluation.n - sum(decided.values()), evaluation.n).record()
-            row |= {} if (proven := nearest.proven(budget, beta)) is None else {"certified": proven / evaluation.n}
-            # One evaluation gave the figures of all budgets: its time stands once.
-            seconds = {"seconds": round(sum(evaluation.seconds), 3)} if budget == max(task.budgets) else {}
-            rows.append(row | seconds)
+            decided, proven = nearest.decided(budget), nearest.proven(budget, beta)
+            rows.append(
+                _measurement(
+                    {**task.row, "budget": budget, "beta": beta},
+                    Share(evaluation.n - sum(decided.values()), evaluation.n),
+                    decided=decided,
+                    flags=flags,
+                    certified=None if proven is None else proven / evaluation.n,
+                    # One evaluation gave the figures of all budgets: its time stands once.
+                    seconds=round(sum(evaluation.seconds), 3) if budget == max(task.budgets) else None,
+                )
+            )
     return rows, boxes

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import certify, data
 from ..attacks import ATTACKS, AttackResult
 from ..data import RANGES, Scale
-from ..results import Row
+from ..results import WORST_CASE, Measurement, Row
 from ..threat import L0Ball, Unit, stretched
 from ..train import Objective, Trades, TrainConfig
 from ._data import Data
@@ -27,11 +27,7 @@ from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, 
 
 SHIPPED = Path(__file__).parent / "recipes"
 
-WORST = "worst case"
-"""What stands as the attack of a row that all of them decided together."""
-
 _TRADES = ["steps", "loss", "weight", "ramp", "step_size", "mask_step"]
-_FIGURE = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "flags", "certified", "forwards", "confidence")
 _SCALAR = (str, bool, int, float)
 
 
@@ -201,22 +197,17 @@ class Recipe:
         whats = ("training_seconds", "epoch_seconds", "attack_seconds")
         return [{"what": what, **one.training_row} for one in self.everyone().values() for what in whats]
 
-    def figure(self, row: Row) -> Row:
-        """The row with the paper's figure, where there is one."""
+    def figure(self, found: Measurement) -> Measurement:
+        """The measurement with the paper's figure, where there is one."""
         for figure in self.paper:
-            if _belongs(figure, row):
-                return {**row, "paper": figure["value"]} | ({"paper_n": figure["n"]} if "n" in figure else {})
-        return row
+            if _belongs(figure, found.key):
+                return replace(found, paper=figure["value"], paper_n=figure.get("n"))
+        return found
 
 
 def names() -> tuple[str, ...]:
     """The recipes that come with ell0."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
-
-
-def identity(row: Row) -> Row:
-    """What a row of results says of itself, as `Task.rows` has it, without its figure."""
-    return {key: value for key, value in row.items() if key not in _FIGURE and not key.startswith("decided by ")}
 
 
 def slug(classifier: str) -> str:
@@ -557,7 +548,7 @@ def _tasks(one: Classifier, measure: Measure) -> Iterator[Task]:
     row["unit"] = measure.unit
     if measure.what == "worst_case":
         spent = {"queries": measure.queries[0], "steps": measure.steps[0]}
-        yield Task(one, measure, {**row, "what": "robust_accuracy", "attack": WORST, **spent})
+        yield Task(one, measure, {**row, "what": "robust_accuracy", "attack": WORST_CASE, **spent})
         return
     if measure.what == "certified_accuracy":
         for limit in [{"beta": beta} for beta in measure.beta] or [{}]:
@@ -578,7 +569,7 @@ def _figure(table: Table) -> Row:
 
 
 def _belongs(figure: Row, row: Row) -> bool:
-    if row.get("attack") == WORST != figure.get("attack"):
+    if row.get("attack") == WORST_CASE != figure.get("attack"):
         return False  # a figure of one attack, in words that fit both
     return all(row.get(key) == value for key, value in figure.items() if key not in ("value", "n"))
 

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from .. import certify, train
-from ..common import device_of
+from ..common import device_of, write_whole
 from ..parallel import ALONE, Team
 from ..precision import dense_products
-from ..results import Results, Row, write_whole
+from ..results import Measurement, Results, Row
 from ..train import AttackStage, Epoch
 from ._data import Splits, splits
 from ._found import Found, weights_of
@@ -30,7 +30,7 @@ from ._found import save as save_found
 from ._gallery import write_gallery
 from ._measure import Subject, certified_ball, measured
 from ._model import base_shape, build, fitted
-from ._recipe import Classifier, Recipe, Task, identity, load, names
+from ._recipe import Classifier, Recipe, Task, load, names
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def finished(folder: Path, recipe: Recipe) -> bool:
     held, results = folder / "recipe.toml", folder / "results.json"
     if not (held.is_file() and results.is_file() and held.read_bytes() == recipe.text):
         return False
-    there = [identity(row) for row in Results.load(results).rows]
+    there = [row.key for row in Results.load(results).rows]
     return all(row in there for row in recipe.asked())
 
 
@@ -189,11 +189,11 @@ class _Run:
         return lambda training: self._progress(Stage(stage.number, stage.stages, what, training))
 
     def _has(self, what: Row) -> bool:
-        return any(what == identity(row) for row in self._results.rows)
+        return any(what == row.key for row in self._results.rows)
 
-    def _keep(self, rows: list[Row]) -> None:
-        new = [identity(row) for row in rows]
-        before = [row for row in self._results.rows if identity(row) not in new]
+    def _keep(self, rows: list[Measurement]) -> None:
+        new = [row.key for row in rows]
+        before = [row for row in self._results.rows if row.key not in new]
         self._results.rows = before + [self._recipe.figure(row) for row in rows]
         self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
         self._team.once(self._save)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..results import write_whole
+from ..common import write_whole
 from ._charts import legend_mark
 from ._read import Run, read
 from ._theory import malware_view, theory_view

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..results import Row
+from ..results import Measurement
 from ._charts import Axis, Chart, Point, Series
-from ._rows import attack_words, figure_words, grouped, is_worst, who
+from ._rows import Rows, attack_words, figure_words, grouped, is_worst, who
 from ._words import NONE, Cell, beta_words, finite, number, percent, series
 
 _ANY = "any value"
@@ -30,18 +30,18 @@ class Part:
     caption: str = ""
 
 
-def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], units: str) -> Part:
+def certified_part(certified: Rows, radii: Rows, worst: Rows, units: str) -> Part:
     """The sandwich: certified <= true <= attacked.
 
     certified: rows of certified accuracy.  radii: of the median radius.  worst: of the worst case of all attacks.
     """
     words = f"Certified: no attacker who changes so many {units} changes the answer. "
-    if any(row.get("forwards") is None for row in certified):
+    if any(row.beside.get("forwards") is None for row in certified):
         words += (
             "That is proven, in one pass through the network, so the true robust accuracy lies between what is "
             "certified and what still stands under attack. "
         )
-    votes = {who(row): number(row["forwards"]) for row in certified if row.get("forwards") is not None}
+    votes = {who(row): number(row.beside["forwards"]) for row in certified if row.beside.get("forwards") is not None}
     if votes:
         each = series([f"{name} in {forwards} forwards" for name, forwards in votes.items()])
         words += f"By a vote, proven unless a confidence is named, which holds for each row by itself: {each}. "
@@ -51,7 +51,7 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
     lines = []
     for row in certified:
         attacked = _attacked(row, worst)
-        share = None if attacked is None else attacked.get("certified")
+        share = None if attacked is None else attacked.certified
         gap = NONE if attacked is None or share is None else percent(attacked["value"] - share)
         lines.append(
             (
@@ -73,7 +73,7 @@ def certified_part(certified: list[Row], radii: list[Row], worst: list[Row], uni
     )
 
 
-def other_units_part(rows: list[Row], unit: str) -> Part:
+def other_units_part(rows: Rows, unit: str) -> Part:
     """Figures that were counted in another unit than the rest."""
     head = ("classifier", f"{unit}s changed", "attack", "robust accuracy", "n")
     lines = [
@@ -90,22 +90,22 @@ def other_units_part(rows: list[Row], unit: str) -> Part:
     return Part(f"Counted in {unit}s", words, (), Table(head, tuple(lines)), f"Robust accuracy by {unit}s changed")
 
 
-def _terms(row: Row, units: str) -> str:
+def _terms(row: Measurement, units: str) -> str:
     """What a certificate is about, beside its budget."""
     pixels = row.get("unit") == "pixel" and units != "pixels"
     method = None if row.get("method", "best") == "best" else f"by {row['method']}"
-    sure = None if row.get("confidence") is None else f"with {percent(row['confidence'])} confidence"
+    sure = None if row.beside.get("confidence") is None else f"with {percent(row.beside['confidence'])} confidence"
     words = [beta_words(row.get("beta")) or _ANY, "counted in pixels" if pixels else None, method, sure]
     return ", ".join(filter(None, words))
 
 
-def _median(row: Row, units: str) -> str:
+def _median(row: Measurement, units: str) -> str:
     interval = f" ({number(row['low'])}{NONE}{number(row['high'])})" if finite(row.get("low")) else ""
     terms = _terms(row, units)
     return f"{number(row['value'])}{interval}{'' if terms == _ANY else f', {terms}'}"
 
 
-def _attacked(row: Row, worst: list[Row]) -> Row | None:
+def _attacked(row: Measurement, worst: Rows) -> Measurement | None:
     """The worst case that the certificate bounds: within its box, or, if it has none, within the widest."""
     same = [
         one for one in worst if all(one.get(key) == row.get(key) for key in ("classifier", "budget", "unit"))
@@ -114,7 +114,7 @@ def _attacked(row: Row, worst: list[Row]) -> Row | None:
     return max(same, key=lambda one: one.get("beta") or 0, default=None)
 
 
-def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Chart]:
+def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
     """For each classifier and box what is proven and, above it, what stands.
 
     Where fewer rows were attacked than certified, the chart is of those, as far as their proven share is known.
@@ -125,9 +125,13 @@ def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Ch
             continue
         attacked = [one for row in rows if (one := _attacked(row, worst)) is not None]
         sizes = {one.get("n") for one in attacked}
-        if len(sizes) == 1 and sizes != {row.get("n") for row in rows} and all("certified" in one for one in attacked):
+        if (
+            len(sizes) == 1
+            and sizes != {row.get("n") for row in rows}
+            and None not in {one.certified for one in attacked}
+        ):
             terms += f"; the {number(sizes.pop())} rows that were attacked"
-            rows = [{"budget": one["budget"], "value": one["certified"]} for one in attacked]
+            rows = [Measurement("certified_accuracy", one["certified"], identity=one.identity) for one in attacked]
         both = [Series("certified", 0, [_point(row, units) for row in rows])]
         if attacked:
             both.append(Series("stands under attack", 1, [_point(row, units) for row in attacked]))
@@ -135,6 +139,6 @@ def _sandwich(certified: list[Row], worst: list[Row], units: str) -> Iterator[Ch
         yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, tuple(both))
 
 
-def _point(row: Row, units: str) -> Point:
+def _point(row: Measurement, units: str) -> Point:
     low, high = (100 * row[key] if finite(row.get(key)) else None for key in ("low", "high"))
     return Point(row["budget"], 100 * row["value"], low, high, f"{number(row['budget'])} {units} {figure_words(row)}")

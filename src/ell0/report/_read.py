@@ -6,20 +6,16 @@ import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..recipe import Recipe, load, slug
-from ..recipe._recipe import identity
-from ..results import Results, Row
+from ..results import Measurement, Results
+from ._words import NONE
 
-_NUMBERS = (
-    "k", "n", "low", "high", "paper", "paper_n", "budget", "queries", "steps", "beta", "seconds", "forwards",
-    "confidence",
-)  # fmt: skip
-_TEXTS = ("what", "classifier", "attack", "unit", "protocol")
-
+Epoch = dict[str, Any]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
@@ -61,7 +57,7 @@ class Run:
     results: Results
     text: str | None = None
     recipe: Recipe | None = None
-    logs: dict[str, list[Row]] = field(default_factory=dict)
+    logs: dict[str, list[Epoch]] = field(default_factory=dict)
     gallery: Gallery | None = None
 
     @property
@@ -69,26 +65,27 @@ class Run:
         return self.recipe.data.name if self.recipe else None
 
     @property
-    def quoted(self) -> tuple[Row, ...]:
-        return self.recipe.quoted if self.recipe else ()
+    def quoted(self) -> tuple[Measurement, ...]:
+        quoted = [dict(row) for row in self.recipe.quoted] if self.recipe else []
+        return tuple(Measurement.of(row.pop("what", NONE), row.pop("value"), **row) for row in quoted)
 
     def done(self) -> tuple[int, int] | None:
         """How many of the figures that the recipe asks for are there, and how many it asks for; None if unknown."""
         if self.recipe is None:
             return None
         asked = self.recipe.asked()
-        there = [identity(row) for row in self.results.rows]
+        there = [row.key for row in self.results.rows]
         return sum(row in there for row in asked), len(asked)
 
 
 def read(source: Path) -> Run:
     """A run folder, or a results file."""
     if source.is_file():
-        return Run(_results(source))
+        return Run(Results.load(source))
     if not (source / "results.json").is_file():
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
     source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."
-    results = _results(source / "results.json")
+    results = Results.load(source / "results.json")
     path = source / "recipe.toml"
     recipe = _recipe(path) if path.exists() else None
     folders = recipe.folders(source) if recipe else {}
@@ -103,18 +100,6 @@ def read(source: Path) -> Run:
     )
 
 
-def _results(path: Path) -> Results:
-    """A results file whose rows can be sorted and drawn."""
-    results = Results.load(path)
-    for i, row in enumerate(results.rows, 1):
-        for key, value in row.items():
-            kind = float | int if key in _NUMBERS or key.startswith("decided by ") else str if key in _TEXTS else object
-            if value is not None and not isinstance(value, kind):
-                words = "a text" if kind is str else "a number"
-                raise ValueError(f"{path} is not a results file: {key} of row {i} must be {words}, got {value!r}")
-    return results
-
-
 def _recipe(path: Path) -> Recipe | None:
     try:
         return load(path)
@@ -124,7 +109,7 @@ def _recipe(path: Path) -> Recipe | None:
         raise ValueError(f"{path} is not a recipe: {error}") from error
 
 
-def _log(path: Path) -> list[Row]:
+def _log(path: Path) -> list[Epoch]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
     text = path.read_text() if path.exists() else ""
     try:

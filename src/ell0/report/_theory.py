@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ..results import Results, Row
+from ..results import Measurement, Results
 from ..theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN
 from ._charts import Axis, Chart, Point, Series
 from ._parts import Part, Table
@@ -92,7 +92,7 @@ def _view(results: Results, verdict: Verdict, parts: Sequence[Part]) -> View:
     )  # fmt: skip
 
 
-def _theory_verdict(errors: list[Row], rows: list[Row]) -> Verdict:
+def _theory_verdict(errors: list[Measurement], rows: list[Measurement]) -> Verdict:
     """At the dimension and budget nearest to those of MNIST and five pixels."""
     near = min(errors, key=lambda row: (abs(math.log(row["d"] / 784)), abs(row["budget"] - 5), row["decay"]))
     here = {key: near[key] for key in ("d", "budget", "decay")}
@@ -109,7 +109,7 @@ def _theory_verdict(errors: list[Row], rows: list[Row]) -> Verdict:
     return Verdict("Exact worst case, Gaussian mixture", headline, (note,))
 
 
-def _malware_verdict(evasion: list[Row], accuracy: dict[str, Row]) -> Verdict:
+def _malware_verdict(evasion: list[Measurement], accuracy: dict[str, Measurement]) -> Verdict:
     ours, plain = (_one(evasion, classifier=name, budget=5) for name in (OURS, PLAIN))
     headline = Markup(
         "Five added features hide <strong>{}</strong> of the malware from logistic regression, and "
@@ -130,7 +130,7 @@ def _malware_verdict(evasion: list[Row], accuracy: dict[str, Row]) -> Verdict:
     return Verdict("Exact worst case, add-only attacker", headline, tuple(notes))
 
 
-def _over_budget(decay: float, errors: list[Row], rows: list[Row]) -> Part:
+def _over_budget(decay: float, errors: list[Measurement], rows: list[Measurement]) -> Part:
     charts = []
     lines: list[tuple[str | Cell, ...]] = []
     for d, some in grouped(errors, lambda row: row["d"]):
@@ -170,7 +170,7 @@ def _over_budget(decay: float, errors: list[Row], rows: list[Row]) -> Part:
     )
 
 
-def _over_k(rows: list[Row]) -> Part:
+def _over_k(rows: list[Measurement]) -> Part:
     charts = []
     for (d, decay), some in grouped(rows, lambda row: (row["d"], row["decay"])):
         series = [
@@ -187,7 +187,7 @@ def _over_k(rows: list[Row]) -> Part:
     )
 
 
-def _exponents(rows: list[Row]) -> list[Part]:
+def _exponents(rows: list[Measurement]) -> list[Part]:
     names = {
         "alpha_opt_bound": f"{_ALPHA}_opt, at most",
         "alpha_trunc_bound": f"{_ALPHA}_trunc, at least",
@@ -217,7 +217,7 @@ def _exponents(rows: list[Row]) -> list[Part]:
     return [Part("Where the theorem speaks", words, tuple(charts))]
 
 
-def _about(rows: list[Row]) -> Part:
+def _about(rows: list[Measurement]) -> Part:
     lines: list[tuple[str | Cell, ...]] = [
         (f"{row['split']} rows", number(row["value"]), f"{number(row['malware'])} of them malware")
         for row in rows
@@ -237,7 +237,7 @@ def _about(rows: list[Row]) -> Part:
     )
 
 
-def _settings(row: Row) -> str:
+def _settings(row: Measurement) -> str:
     names = {"C": "C =", "k": "k =", "trained_for": "trained for"}
     return ", ".join(f"{words} {number(row[key])}" for key, words in names.items() if key in row)
 
@@ -246,7 +246,7 @@ def _signal(decay: float) -> str:
     return "signal spread evenly" if decay == 0 else f"signal that falls as i^-{decay:g}"
 
 
-def _point(row: Row, x: float, what: str) -> Point:
+def _point(row: Measurement, x: float, what: str) -> Point:
     low, high = (100 * row[key] if key in row else None for key in ("low", "high"))
     interval = span(row, tenths)
     words = f"{number(x)} {what}" if what != "k" else f"k = {number(x)}"
@@ -255,9 +255,9 @@ def _point(row: Row, x: float, what: str) -> Point:
     )
 
 
-def _number(row: Row, x: float) -> Point:
+def _number(row: Measurement, x: float) -> Point:
     return Point(x, row["value"], words=f"d = 10^{x}: {number(row['value'])}")
 
 
-def _one(rows: list[Row], **what: object) -> Row:
+def _one(rows: list[Measurement], **what: object) -> Measurement:
     return next(row for row in rows if what.items() <= row.items())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from ..results import Row
-from ._rows import attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
+from ..results import Measurement
+from ._rows import Rows, attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
 from ._words import GAP, beta_words, ends, number, paper_share, percent, series, span, tenths
 
 
@@ -37,7 +36,12 @@ class Flag:
 
 
 def verdict_of(
-    clean: list[Row], certified: list[Row], worst: list[Row], single: list[Row], units: str, items: str
+    clean: Rows,
+    certified: Rows,
+    worst: Rows,
+    single: Rows,
+    units: str,
+    items: str,
 ) -> Verdict:
     if worst:
         chosen = _at_one_budget(least_of(_fairly(worst)))
@@ -68,29 +72,29 @@ def verdict_of(
     return Verdict("Figures", Markup("These results hold no accuracy; their figures stand below."), ())
 
 
-def _alike(rows: list[Row], other: Row) -> list[Row]:
+def _alike(rows: Rows, other: Measurement) -> Rows:
     """Those on the same classifier and budget."""
     return [row for row in rows if who(row) == who(other) and row.get("budget") == other.get("budget")]
 
 
-def _fairly(rows: list[Row]) -> list[Row]:
+def _fairly(rows: Rows) -> Rows:
     """Those of the classifiers and budgets that were attacked in most ways: fewer would look like robustness."""
     groups = [some for _, some in grouped(rows, lambda row: (who(row), row.get("budget")))]
     most = max(groups, key=lambda some: (len(_ways(some)), max((row.get("beta") or 0, spent_on(row)) for row in some)))
     return [row for some in groups if _ways(some) >= _ways(most) for row in some]
 
 
-def _ways(rows: list[Row]) -> set[tuple[str, str]]:
+def _ways(rows: Rows) -> set[tuple[str, str]]:
     return {(attack_words(row), effort_of(row)) for row in rows}
 
 
-def _at_one_budget(rows: list[Row]) -> list[Row]:
+def _at_one_budget(rows: Rows) -> Rows:
     """The rows a verdict speaks of, best first.
 
     Of the budgets that most classifiers share it takes the largest at which one of them keeps half of the rows, else
     the smallest.
     """
-    budgets: dict[Any, list[Row]] = {}
+    budgets: dict[Any, Rows] = {}
     for row in rows:
         budgets.setdefault(row.get("budget") or 0, []).append(row)
     most = max(map(len, budgets.values()))
@@ -99,7 +103,7 @@ def _at_one_budget(rows: list[Row]) -> list[Row]:
     return sorted(budgets[held[-1] if held else shared[0]], key=lambda row: -row["value"])
 
 
-def _headline(chosen: list[Row], units: str, items: str, keeps: str = "keeps") -> Markup:
+def _headline(chosen: Rows, units: str, items: str, keeps: str = "keeps") -> Markup:
     best, *others = chosen
     if len(others) > 2:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
@@ -113,7 +117,7 @@ def _headline(chosen: list[Row], units: str, items: str, keeps: str = "keeps") -
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
 
 
-def _choice(chosen: list[Row], rows: list[Row], units: str) -> str:
+def _choice(chosen: Rows, rows: Rows, units: str) -> str:
     """Why the verdict speaks of this budget, where there were several."""
     if len({row.get("budget") for row in rows}) == 1:
         return ""
@@ -122,7 +126,7 @@ def _choice(chosen: list[Row], rows: list[Row], units: str) -> str:
     return f"The verdict takes the largest number of {units} at which a classifier keeps half."
 
 
-def _by_protocol(single: list[Row], best: Row) -> Iterator[Markup]:
+def _by_protocol(single: Rows, best: Measurement) -> Iterator[Markup]:
     """The figure of the paper's protocol for the classifier and budget of the verdict, with most queries."""
     rows = [row for row in _alike(single, best) if row.get("protocol") == "paper"]
     if rows:
@@ -133,7 +137,7 @@ def _by_protocol(single: list[Row], best: Row) -> Iterator[Markup]:
         )
 
 
-def _of_the_paper(row: Row) -> str:
+def _of_the_paper(row: Measurement) -> str:
     if row.get("paper") is None:
         return ""
     share = paper_share(row)
@@ -145,20 +149,20 @@ def _changes(budget: Any, units: str) -> str:
     return f"1 {units[:-1]} is" if budget == 1 else f"{number(budget)} {units} are"
 
 
-def _within(row: Row) -> str:
+def _within(row: Measurement) -> str:
     beta = row.get("beta")
     return "" if beta is None else f" within ±{number(beta)}"
 
 
-def _setting(row: Row) -> str:
+def _setting(row: Measurement) -> str:
     return ", ".join(filter(None, [effort_of(row), beta_words(row.get("beta"))]))
 
 
-def flags_of(rows: list[Row], worst: list[Row], single: list[Row], first: str | None) -> list[Flag]:
+def flags_of(rows: Rows, worst: Rows, single: Rows, first: str | None) -> list[Flag]:
     """Each flag once, with the rows that carry it, those of the classifier ``first`` before the others."""
-    where: dict[str, list[Row]] = {}
+    where: dict[str, Rows] = {}
     for row in rows:
-        for words in _flags_in(row):
+        for words in row.flags:
             where.setdefault(words, []).append(row)
     for words, row in _not_the_worst(worst, single):
         where.setdefault(words, []).append(row)
@@ -173,13 +177,7 @@ def flags_of(rows: list[Row], worst: list[Row], single: list[Row], first: str | 
     return sorted(flags, key=lambda flag: not flag.first)
 
 
-def _flags_in(row: Row) -> list[str]:
-    """Each begins with its name and a colon, which tells it from what follows a semicolon inside of one."""
-    flags = row.get("flags") or []
-    return [str(flag) for flag in flags] if isinstance(flags, list) else re.split(r"; (?=[^;:]+: )", str(flags))
-
-
-def _not_the_worst(worst: list[Row], single: list[Row]) -> Iterator[tuple[str, Row]]:
+def _not_the_worst(worst: Rows, single: Rows) -> Iterator[tuple[str, Measurement]]:
     """Where one attack alone left less than the worst case: on the same rows, or by more than chance."""
     for row in least_of(worst):
         for one in _alike(single, row):

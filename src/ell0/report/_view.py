@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..data import SETS
-from ..results import Results, Row
+from ..results import CLEAN, Measurement, Results
 from ._charts import Axis, Chart, Point, Series
 from ._gallery import Exhibit, exhibits
 from ._parts import Part, Table, certified_part, other_units_part
-from ._read import Run
-from ._rows import FIGURE, attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
+from ._read import Epoch, Run
+from ._rows import (
+    Rows,
+    attack_of,
+    attack_words,
+    effort_of,
+    figure_words,
+    grouped,
+    is_worst,
+    least_of,
+    spent_on,
+    who,
+    with_entries,
+)
 from ._verdict import Flag, Verdict, flags_of, verdict_of
 from ._words import NONE, Cell, duration, finite, number, paper_share, percent, whole
 
@@ -105,7 +117,9 @@ def view(run: Run) -> View:
     worst = [row for row in shares if is_worst(row)]
     # What an attack of a cascade left standing is no figure of that attack: it was given what others had left.
     single = [
-        row for row in shares if row.get("what") == "robust_accuracy" and not is_worst(row) and "attacked" not in row
+        row
+        for row in shares
+        if row.get("what") == "robust_accuracy" and not is_worst(row) and "attacked" not in row.beside
     ]
     # Where some budgets count features, those in pixels stand apart: the two are no points of one curve.
     apart = [row for row in (*worst, *single) if row.get("unit") == "pixel"]
@@ -181,7 +195,7 @@ def _is_pixels(run: Run) -> bool:
     return run.gallery is not None and run.gallery.clean.shape[1] == 1
 
 
-def _accuracies(clean: list[Row], worst: list[Row], single: list[Row]) -> Accuracies:
+def _accuracies(clean: Rows, worst: Rows, single: Rows) -> Accuracies:
     groups = [(group, grouped(sorted(rows, key=spent_on), effort_of)) for group, rows in grouped(single, attack_words)]
     boxes = grouped(sorted(worst, key=lambda row: -(row.get("beta") or 0)), lambda row: row.get("beta"))
     falling = sorted(single, key=lambda row: -row["value"])  # of rows that say the same the lowest counts
@@ -205,7 +219,7 @@ def _accuracies(clean: list[Row], worst: list[Row], single: list[Row]) -> Accura
                         cells.get((name, budget, group, effort)) for group, efforts in groups for effort, _ in efforts
                     ),
                     tuple(widths.get((name, budget, beta)) for beta, _ in boxes),
-                    tuple(_decided(least.get((name, budget), {}))),
+                    tuple(_decided(least[name, budget])) if (name, budget) in least else (),
                 )
             )
     return Accuracies(
@@ -219,30 +233,29 @@ def _accuracies(clean: list[Row], worst: list[Row], single: list[Row]) -> Accura
     )
 
 
-def _column(words: str, rows: list[Row]) -> Column:
+def _column(words: str, rows: Rows) -> Column:
     sizes = {row.get("n") for row in rows}
     return Column(words, whole(sizes.pop()) if len(sizes) == 1 else None)
 
 
-def _about(row: Row) -> str:
+def _about(row: Measurement) -> str:
     words = [] if row.get("k") is None else [f"k = {number(row['k'])}"]
     if row.get("adversarial") is not None:
         words.append("adversarial training" if row["adversarial"] else "no attack in training")
     return ", ".join(words)
 
 
-def _decided(row: Row) -> Iterator[str]:
+def _decided(row: Measurement) -> Iterator[str]:
     """The attacks that broke rows, the one with most first, with their counts."""
-    prefix = "decided by "
-    counts = {key.removeprefix(prefix): count for key, count in row.items() if key.startswith(prefix) and count}
-    wrong = counts.pop("clean", 0)
+    counts = {name: count for name, count in row.decided.items() if count}
+    wrong = counts.pop(CLEAN, 0)
     for name, count in sorted(counts.items(), key=lambda item: -item[1]):
         yield f"{name} {number(count)}"
     if wrong:
         yield f"wrong from the start {number(wrong)}"
 
 
-def _over_budget(worst: list[Row], single: list[Row], styles: dict[str, int], units: str) -> Iterator[Chart]:
+def _over_budget(worst: Rows, single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
     panels = [("Worst case over the budget", "all attacks and value sets", least_of(worst))]
     for group, rows in grouped(single, attack_words):
         most = max(rows, key=spent_on)
@@ -255,7 +268,7 @@ def _over_budget(worst: list[Row], single: list[Row], styles: dict[str, int], un
             yield Chart(title, note, Axis(f"{units} changed", "values"), _SHARES, lines)
 
 
-def _over_queries(single: list[Row], styles: dict[str, int], units: str) -> Iterator[Chart]:
+def _over_queries(single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
     spent = [row for row in single if (row.get("queries") or 0) > 0]
     for (budget, group), rows in grouped(spent, lambda row: (row.get("budget") or 0, attack_words(row))):
         if len({row["queries"] for row in rows}) > 1:
@@ -264,7 +277,7 @@ def _over_queries(single: list[Row], styles: dict[str, int], units: str) -> Iter
             yield Chart(title, group, Axis("queries of the attack", "log values"), _SHARES, lines)
 
 
-def _ladder(rows: list[Row]) -> list[Row]:
+def _ladder(rows: Rows) -> Rows:
     """Classifiers that were each attacked at their own k alone become one line, over k = budget."""
     budgets: dict[Any, set[Any]] = {}
     for row in rows:
@@ -272,10 +285,10 @@ def _ladder(rows: list[Row]) -> list[Row]:
     own = [row for row in rows if budgets[row.get("classifier")] == {row.get("k")}]
     if len(own) < 3:
         return rows
-    return [{**row, "classifier": "F(k), k = budget"} if row in own else row for row in rows]
+    return [with_entries(row, classifier="F(k), k = budget") if row in own else row for row in rows]
 
 
-def _lines(rows: list[Row], along: str, styles: dict[str, int], words: str) -> Iterator[Series]:
+def _lines(rows: Rows, along: str, styles: dict[str, int], words: str) -> Iterator[Series]:
     for name in sorted({who(row) for row in rows}, key=lambda name: styles.get(name, len(styles))):
         mine = sorted((row for row in rows if who(row) == name), key=lambda row: row[along])
         mine = [row for row in mine if finite(row["value"])]
@@ -299,7 +312,7 @@ def _hundred(value: Any) -> float | None:
     return 100 * value if finite(value) else None
 
 
-def _training(logs: dict[str, list[Row]], styles: dict[str, int]) -> Iterator[Chart]:
+def _training(logs: dict[str, list[Epoch]], styles: dict[str, int]) -> Iterator[Chart]:
     refreshes = sorted({row["epoch"] for log in logs.values() for row in log if row.get("attack_seconds")})
     for title, note, key in (
         ("Loss", "training batches", "loss"),
@@ -326,7 +339,7 @@ def _training(logs: dict[str, list[Row]], styles: dict[str, int]) -> Iterator[Ch
             yield Chart(title, note, Axis("epoch"), y, tuple(lines), refreshes)
 
 
-def _medians(rows: list[Row]) -> Table | None:
+def _medians(rows: Rows) -> Table | None:
     if not rows:
         return None
     head = ("classifier", "attack", "values", "median distance", "n")
@@ -345,7 +358,7 @@ def _medians(rows: list[Row]) -> Table | None:
     )
 
 
-def _tried(row: Row) -> str:
+def _tried(row: Measurement) -> str:
     """The attack of a median, and how often it ran on a row, of which the nearest point counts."""
     name, repeats = str(row.get("attack", NONE)), row.get("repeats")
     if not finite(repeats):
@@ -353,7 +366,7 @@ def _tried(row: Row) -> str:
     return f"{name}, one run" if repeats == 1 else f"{name}, the nearest of {number(repeats)} runs"
 
 
-def _times(rows: list[Row], measured: list[Row]) -> Table | None:
+def _times(rows: Rows, measured: Rows) -> Table | None:
     """Times that were measured as such, then what the evaluations took."""
     took = [(who(row), _stage(row), _took(row.get("value"), row.get("paper"))) for row in rows]
     timed = [row for row in measured if finite(row.get("seconds"))]
@@ -366,12 +379,12 @@ def _took(seconds: Any, paper: Any = None) -> Cell:
     return Cell(duration(seconds), None, None if paper is None else duration(paper), None)
 
 
-def _stage(row: Row) -> str:
+def _stage(row: Measurement) -> str:
     what = str(row["what"])
     return _STAGES.get(what, what.removesuffix("_seconds").replace("_", " "))
 
 
-def _any(row: Row) -> Cell:
+def _any(row: Measurement) -> Cell:
     return Cell.share(row) if str(row.get("what", "")).endswith("accuracy") else Cell.plain(row)
 
 
@@ -386,11 +399,11 @@ def _pivot(figures: Iterable[tuple[str, str, Cell]]) -> Table | None:
     return Table(("classifier", *columns), content) if lines else None
 
 
-def _listing(rows: Sequence[Row]) -> Table | None:
+def _listing(rows: Sequence[Measurement]) -> Table | None:
     """Rows as they are: a column for each of their keys, the figure last."""
     if not rows:
         return None
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in FIGURE]
+    keys = list(dict.fromkeys(key for row in rows for key in row.identity))
     head = ("what", *keys, "figure")
     return Table(head, tuple(
         (

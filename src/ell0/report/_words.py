@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ..evaluation import Share
-from ..results import Row
+from ..results import Measurement
 
 NONE = "\N{EN DASH}"
 INFERRED = 512
@@ -31,7 +31,7 @@ class Cell:
     against: str | None
 
     @classmethod
-    def share(cls, row: Row) -> Self:
+    def share(cls, row: Measurement) -> Self:
         paper, share = row.get("paper"), paper_share(row)
         low, high = (share.low, share.high) if share else (paper, paper)
         return cls(
@@ -42,7 +42,7 @@ class Cell:
         )
 
     @classmethod
-    def plain(cls, row: Row) -> Self:
+    def plain(cls, row: Measurement) -> Self:
         paper = row.get("paper")
         interval = span(row, number)
         return cls(
@@ -53,14 +53,14 @@ class Cell:
         )
 
 
-def paper_share(row: Row) -> Share | None:
+def paper_share(row: Measurement) -> Share | None:
     """The paper's figure with the interval that it would have; None where its n is not even inferred."""
     paper, n = row.get("paper"), row.get("paper_n")
     known = isinstance(paper, int | float) and 0 <= paper <= 1 and isinstance(n, int) and n > 0
     return Share(round(row["paper"] * row["paper_n"]), row["paper_n"]) if known else None
 
 
-def _against(row: Row, low: float | None, high: float | None) -> str | None:
+def _against(row: Measurement, low: float | None, high: float | None) -> str | None:
     if low is None or high is None or not finite(row.get("value")):
         return None
     ours = ends(row)
@@ -69,7 +69,7 @@ def _against(row: Row, low: float | None, high: float | None) -> str | None:
     return "below" if ours[1] < low - _ROUNDING else "meets"
 
 
-def ends(row: Row) -> tuple[float, float]:
+def ends(row: Measurement) -> tuple[float, float]:
     """From where to where a figure's interval goes; without one it is the figure."""
     low, high = (row[key] if finite(row.get(key)) else row["value"] for key in ("low", "high"))
     return low, high
@@ -88,7 +88,7 @@ def tenths(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def span(row: Row, form: Callable[[float], str]) -> str | None:
+def span(row: Mapping[str, Any], form: Callable[[float], str]) -> str | None:
     """The interval of a row, low to high."""
     if not finite(row.get("low")) or not finite(row.get("high")):
         return None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.contract import AttackResult
+from ..common import write_whole
 from ..parallel import Team
-from ..results import write_whole
 from . import _tensors
 
 Attack = Callable[..., AttackResult]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..results import write_whole
+from ..common import write_whole
 from . import _tensors
 
 NAME = "checkpoint.safetensors"

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..common import write_whole
 from ..evaluation._state import fingerprint
-from ..results import write_whole
 from ..threat import L0Ball
 from . import _append, _checkpoint
 from ._append import Attack, Found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
 
-from ..results import Row
+from ..results import Measurement
 
 
 @dataclass(frozen=True)
@@ -92,28 +92,22 @@ class Training:
         """Of the last epoch."""
         return self.epochs[-1].validation_accuracy
 
-    def rows(self, **what: Any) -> list[Row]:
-        """Rows for a results file, each with the entries given: times of the stages, and the figures of the end."""
+    def rows(self, **identity: Any) -> list[Measurement]:
+        """Times of the stages, and the figures of the end, each with this identity."""
         each = [epoch.seconds for epoch in self.epochs]
         attacks = [epoch.attack_seconds for epoch in self.epochs if epoch.attack_seconds]
-        rows: list[Row] = [
-            {"what": "training_seconds", "unit": "seconds", "value": self.seconds},
-            {
-                "what": "epoch_seconds",
-                "unit": "seconds",
-                "value": median(each),
-                "n": len(each),
-                "low": min(each),
-                "high": max(each),
-            },
+        timed = {**identity, "unit": "seconds"}
+        rows = [
+            Measurement.of("training_seconds", self.seconds, **timed),
+            Measurement.of("epoch_seconds", median(each), n=len(each), low=min(each), high=max(each), **timed),
         ]
         if attacks:
-            rows.append({"what": "attack_seconds", "unit": "seconds", "value": sum(attacks), "n": len(attacks)})
-        rows.append({"what": "final_loss", "value": self.loss})
-        rows.append({"what": "train_accuracy", "value": self.train_accuracy})
+            rows.append(Measurement.of("attack_seconds", sum(attacks), n=len(attacks), **timed))
+        rows.append(Measurement.of("final_loss", self.loss, **identity))
+        rows.append(Measurement.of("train_accuracy", self.train_accuracy, **identity))
         if self.validation_accuracy is not None:
-            rows.append({"what": "validation_accuracy", "value": self.validation_accuracy})
-        return [{**what, **row} for row in rows]
+            rows.append(Measurement.of("validation_accuracy", self.validation_accuracy, **identity))
+        return rows
 
 
 def seconds_left(epochs: int, epoch_seconds: float, attacks: float, attack_seconds: float | None) -> float | None:
