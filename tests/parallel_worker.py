@@ -132,7 +132,6 @@ def judged(model: nn.Module, state: Path | None, team: Team = ALONE, batch: int 
     x = x[:ROWS]
     return evaluate(
         model, x, model(x).argmax(1), BALL, JUDGES, budgets=[1, 3], batch=batch, state_path=state, team=team,
-        progress=False,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 import ell0
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult
+from ell0.common import Step
 from ell0.threat import Unit
 from oracle import Sums, margins, network, optimum, random, rows_apart
 
@@ -149,7 +150,7 @@ def test_a_declaration_fits_its_attack(name: str) -> None:
     assert own.white_box >= own.gradients_only
     for settings_ in (own.cheap, own.strong or {}, *own.variants.values()):
         assert set(settings_) <= set(own.settings)
-    assert {"generator", "rows", "target"} <= set(inspect.signature(own).parameters) - set(own.settings)
+    assert {"generator", "rows", "target", "progress"} <= set(inspect.signature(own).parameters) - set(own.settings)
 
 
 def test_an_attack_that_is_not_declared_cannot_be_registered() -> None:
@@ -263,6 +264,15 @@ def test_the_key_decides_the_draws(name: str) -> None:
     # No generator: a private seed 0.
     assert same(p.attack(name, seed=0), ATTACKS[name](rugged, p.x, p.y, p.ball, **ATTACKS[name].cheap))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@every_attack
+def test_progress_is_reported_and_changes_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    p, steps = problem(n=20), list[Step]()
+    assert same(p.attack(name), p.attack(name, progress=steps.append))
+    assert steps
+    assert all(step.what.startswith(name) and 0 <= step.done < (step.total or 0) for step in steps)
+    assert capsys.readouterr() == ("", "")
 
 
 @every_attack

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from ell0 import L0Ball, evaluation, models, recipe, report
 from ell0.cli import _attack, main
-from ell0.cli._common import AttackLine
+from ell0.cli._common import shown
 from ell0.cli._run import _show
+from ell0.common import Step
 from ell0.evaluation import Evaluation
 from ell0.recipe import _run
 from ell0.recipe._measure import measured
@@ -287,20 +289,14 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.count(f"ell0 {command} ") >= 3
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_line_of_an_attack_goes_where_it_is_wanted() -> None:
-    through, lines = Terminal(), list[str]()
-    line = AttackLine(through, lines.append)
-    assert line.isatty()
-    print("a warning", file=line)
-    line.write("\r\033[Ksparse_rs: 3 of 9")
-    assert (through.getvalue(), lines) == ("a warning\n", ["sparse_rs: 3 of 9"])
-    assert not AttackLine(through, None).isatty()
-    assert not AttackLine(io.StringIO(), lines.append).isatty()
+def test_progress_is_one_line_on_a_terminal_and_a_line_for_each_stage_elsewhere() -> None:
+    step = Step("rows", 3, 9)
+    for terminal in (False, True):
+        written = io.StringIO()
+        with shown(Console(file=written, force_terminal=terminal, width=80)) as progress:
+            progress(step)
+            progress(Step("steps", 1, stage=step))
+        assert (written.getvalue() == "3/9 rows\n") == (not terminal)
 
 
 def test_ctrl_c_reaches_a_running_command(tiny: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils._device import _device_constructors
 
 import ell0.evaluation
 from ell0.attacks import ATTACKS, Attack, AttackResult
+from ell0.common import Progress, Step
 from ell0.evaluation import Entry, Share, cascade, evaluate
 from ell0.results import Results
 from ell0.threat import L0Ball
@@ -224,17 +224,21 @@ def test_search_beats_gradients_by_more_than_three_points(rows: int, fires: bool
 
 def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() -> None:
     x, y = (torch.ones(100, D), torch.ones(100, dtype=torch.int64))
-    gradients, search = (
-        Attack(spy.__call__, white_box=True, gradients_only=only, random=False, cascade=None, cheap={}, strong=None)
-        for spy, only in ((Spy(reach=0), True), (Spy(), False))
-    )
+
+    def own(reach: int, only: bool) -> Attack[...]:
+        def function(*arguments: Any, progress: Progress, **rest: Any) -> AttackResult:
+            del progress
+            return Spy(reach)(*arguments, **rest)
+
+        return Attack(function, white_box=True, gradients_only=only, random=False, cascade=None, cheap={}, strong=None)
+
+    gradients, search = own(0, True), own(D, False)
     result = evaluate(Line(), x, y, L0Ball(D), {"gradients": gradients, "search": partial(search)})
     assert result.attacks == {"gradients": True, "search": True}
     words = "search beats gradients by 100.0 points: search broke rows that gradients had left standing"
     assert result.flags == (words,)
     # By itself it is no attack by gradients alone, which others could beat.
-    idle = replace(search, function=Spy(reach=0).__call__)
-    assert evaluate(Line(), x, y, L0Ball(D), {"a": idle, "b": Entry(Spy(), False)}).flags == ()
+    assert evaluate(Line(), x, y, L0Ball(D), {"a": own(0, False), "b": Entry(Spy(), False)}).flags == ()
 
 
 def test_a_white_box_attack_of_a_smaller_budget_is_not_beaten() -> None:
@@ -445,14 +449,17 @@ def test_as_text() -> None:
     assert len({len(line) for line in text.splitlines()[1:3]}) == 1
 
 
-def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = rows()
-    evaluate(Line(), x, y, L0Ball(3), two_spies()[2])
+    attacks = {"first": Entry(Spy(reach=1), True), "rs": partial(ATTACKS["sparse_rs"], queries=3)}
+    steps: list[Step] = []
+    evaluate(Line(), x, y, L0Ball(3), attacks, batch=20, progress=steps.append)
+    done, total = [step for step in steps if step.stage is None], [step for step in steps if step.stage is not None]
+    assert [str(step).split(" % ")[0] for step in done] == [
+        "1/2 attacks, first, budget 3: robust accuracy 72.5",
+        "2/2 attacks, rs, budget 3: robust accuracy 52.5",
+    ]
+    # Only an attack that is declared as one is asked to report; it does so for each batch.
+    assert {str(step.stage) for step in total} == {"1/2 attacks, rs, budget 3"}
+    assert [step.done for step in total] == [0, 1, 2, 0, 1, 2]
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    evaluate(Line(), x, y, L0Ball(3), two_spies()[2], batch=4, progress=False)
-    assert capsys.readouterr() == ("", "")
-    evaluate(Line(), x, y, L0Ball(3), two_spies()[2], batch=4)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [line.split(":")[0] for line in err.splitlines()] == ["first, budget 3", "second, budget 3"]

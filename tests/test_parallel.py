@@ -127,7 +127,7 @@ def test_figures_do_not_depend_on_ranks_or_batch(n: int, size: int, batch: int) 
     x, y = points(n)
 
     def judged(team: Team, batch: int = batch) -> str:
-        return worker.found(evaluate(Signs(), x, y, BALL, WEAK, budgets=[1, 2], batch=batch, team=team, progress=False))
+        return worker.found(evaluate(Signs(), x, y, BALL, WEAK, budgets=[1, 2], batch=batch, team=team))
 
     assert set(on_ranks(size, judged)) == {judged(ALONE, batch=1000)}
 
@@ -148,7 +148,7 @@ def test_an_evaluation_goes_on_with_other_ranks(tmp_path: Path) -> None:
             def _get_name(self) -> str:
                 return "Signs"
 
-        return worker.found(evaluate(Mortal(), x, y, BALL, WEAK, batch=4, state_path=path, team=team, progress=False))
+        return worker.found(evaluate(Mortal(), x, y, BALL, WEAK, batch=4, state_path=path, team=team))
 
     with pytest.raises(MemoryError, match="no room on rank 1"):
         on_ranks(3, partial(judged, dies=True))
@@ -164,7 +164,7 @@ def test_rank_0_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def judged(team: Team) -> int:
         path = tmp_path / ("state.npz" if team.first else "nowhere/state.npz")
-        evaluate(Signs(), x, y, BALL, WEAK, batch=4, state_path=path, team=team, progress=False)
+        evaluate(Signs(), x, y, BALL, WEAK, batch=4, state_path=path, team=team)
         return threading.get_ident()
 
     first, *_ = on_ranks(3, judged)
@@ -192,7 +192,7 @@ def test_errors_that_did_not_come_back_are_summed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_trust, "_check_part", lambda *_: 2)
 
     def flags(team: Team) -> str:
-        return " ".join(evaluate(Signs(), x, y, BALL, WEAK, team=team, progress=False).flags)
+        return " ".join(evaluate(Signs(), x, y, BALL, WEAK, team=team).flags)
 
     assert all("on the boundary: 6 broken rows" in said for said in on_ranks(3, flags))
 
@@ -494,7 +494,7 @@ def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.C
     attacked, certified = (its.result() for its in starts)
     assert attacked.returncode == 3, attacked.stderr
     assert attacked.stdout.count("clean accuracy") == 1
-    assert attacked.stderr.split() == ["written", "to", str(out)]
+    assert attacked.stderr.split()[-3:] == ["written", "to", str(out)]
     assert main([*attack, "--json"]) == 3
     mine, theirs = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert figures(theirs) == figures(mine)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..common import check_count
+from ..common import Progress, check_count, silent
 from ..nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
@@ -40,6 +40,7 @@ def adaptive(
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
+    progress: Progress = silent,
 ) -> AttackResult:
     """Changes the units that move the margin most through the truncation, then swaps them, then searches at random.
 
@@ -61,7 +62,7 @@ def adaptive(
     check_count("queries", queries)
     check_count("candidates", candidates)
     check_count("sweeps", sweeps, least=0)
-    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         if ball.budget:
             state = _State(victim, _scorer(victim), candidates, queries)
             state.grow()

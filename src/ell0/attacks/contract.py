@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -13,13 +12,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..common import Progress, Step, silent
 from ..common import check_count as check_count  # until all rooms take it from there
 from ..nn import prepared
 from ..threat import L0Ball, Unit, describe
 from .draws import Draws
 from .surrogate import Surrogate, surrogate_gradients
 
-__all__ = ["AttackResult", "Model", "ProgressLine", "Victim"]
+__all__ = ["AttackResult", "Model", "Victim"]
 
 Model = Callable[[Tensor], Tensor]
 """Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
@@ -59,7 +59,7 @@ def by_unit(numbers: Tensor, unit: Unit) -> Tensor:
 class Victim:
     """A model under attack: answers queries about rows of a batch, counts them and keeps the best of each row.
 
-        with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+        with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
             for query in victim.while_standing(range(queries), "name of the attack"):
                 at = victim.standing
                 victim.margins(candidates, at)
@@ -81,9 +81,10 @@ class Victim:
         y: Tensor,
         ball: L0Ball,
         *,
-        generator: torch.Generator | None,
-        rows: Tensor | None,
-        target: Tensor | None,
+        generator: torch.Generator | None = None,
+        rows: Tensor | None = None,
+        target: Tensor | None = None,
+        progress: Progress = silent,
         minimal: bool = False,
         finite: bool = True,
     ) -> None:
@@ -96,6 +97,7 @@ class Victim:
         self.mutable = mutable
         self.model, self._target, self._minimal = model, target is not None, minimal
         self._y, self._labels = y, (y if target is None else target).long()
+        self._progress = progress
         self._held: list[tuple[nn.Module, bool]] = []
         self._parameters: list[nn.Parameter] = []
         self._ready = ExitStack()
@@ -232,15 +234,19 @@ class Victim:
         return self._learn(points, at, logits, cost=2), source, slope
 
     def while_standing(self, steps: Iterable[int], name: str, goal: int | None = None) -> Iterator[int]:
-        """The steps, until every row is broken (within ``goal`` units if given); a line of progress on a terminal."""
-        steps = list(steps)
-        with ProgressLine(name, len(steps)) as progress:
-            for number, step in enumerate(steps):
-                left = len(self.standing if goal is None else self.above(goal))
-                if not left:
-                    return
-                progress.show(number, f"{left} of {self.n} rows stand")
-                yield step
+        """Yields the steps until every row is broken (within ``goal`` units if given), and reports each of them."""
+        steps, start = list(steps), time.monotonic()
+        for number, step in enumerate(steps):
+            left = len(self.standing if goal is None else self.above(goal))
+            if not left:
+                return
+            self.report(name, number, len(steps), start, f"{left} of {self.n} rows stand")
+            yield step
+
+    def report(self, name: str, done: int, total: int, start: float, note: str) -> None:
+        """Calls ``progress``. start: when this piece of work began, by ``time.monotonic()``."""
+        left = (time.monotonic() - start) * (total - done) / done if done else None
+        self._progress(Step(name, done, total, note, left))
 
     def result(self) -> AttackResult:
         """Everything that was found, checked once more: points in the ball, successes by a forward of their own."""
@@ -325,35 +331,6 @@ class Victim:
     def _wrong(self, logits: Tensor, labels: Tensor) -> Tensor:
         given = logits.argmax(1) == labels
         return given if self._target else ~given
-
-
-class ProgressLine:
-    """One line on standard error, if that is a terminal and the work is long."""
-
-    PATIENCE = 2.0  # seconds before the first line
-
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total = name, total
-        self._start = self._last = time.monotonic()
-        self._shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def show(self, done: int, text: str) -> None:
-        now = time.monotonic()
-        if now - self._start < self.PATIENCE or now - self._last < 0.2 or not sys.stderr.isatty():
-            return
-        left = (now - self._start) * (self._total - done) / max(done, 1)
-        self._last, self._shown = now, True
-        line = f"{self._name}: {done} of {self._total}, {text}, {int(left // 60)}:{int(left % 60):02d} left"
-        sys.stderr.write(f"\r\033[K{line}")
-        sys.stderr.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ __all__ = ["ATTACKS", "Attack", "attack", "declared"]
 
 P = ParamSpec("P")
 
-_SHARED = ("generator", "rows", "target")  # keyword arguments of every attack
+_SHARED = ("generator", "rows", "target", "progress")  # keyword arguments of every attack
 
 _registered: dict[str, Attack[...]] = {}
 

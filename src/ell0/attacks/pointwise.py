@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
-from ..common import check_count
+from ..common import Progress, check_count, silent
 from ..threat import L0Ball
-from .contract import AttackResult, Model, ProgressLine, Victim
+from .contract import AttackResult, Model, Victim
 from .declare import attack
 from .sparse_rs import take
 
@@ -30,6 +32,7 @@ def pointwise(
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
+    progress: Progress = silent,
 ) -> AttackResult:
     """Pointwise [Schott19]: a decision-based attack for few changed units; the nearest of ``repeats`` runs is kept.
 
@@ -48,7 +51,9 @@ def pointwise(
     """
     check_count("repeats", repeats)
     check_count("starts", starts)
-    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, minimal=True) as victim:
+    with Victim(
+        model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
+    ) as victim:
         group = max(1, _TOGETHER // (repeats * x[0].numel()))
         for standing in victim.standing.split(group) if ball.budget else ():
             at, points, order = _noise(victim, standing, repeats, starts)
@@ -138,19 +143,19 @@ def reset_units(victim: Victim, at: Tensor, points: Tensor, order: Tensor, name:
     none, block = torch.zeros_like(size), size.clamp(max=_BLOCK)
     path = torch.arange(len(at), device=at.device)
     state = torch.stack([path, size, none, none, block, block, none, none])
-    with ProgressLine(name, len(at)) as progress:
-        while (state := state[:, _unsure(state) & torch.isin(at[state[0]], victim.above(goal))]).shape[1]:
-            progress.show(len(at) - state.shape[1], f"{int(victim.queries.max())} queries")
-            path, _, pos, _, _, end, failed, _ = state
-            stop = torch.where(failed > 0, (pos + end) // 2, end).unsqueeze(1)
-            columns = pos.unsqueeze(1) + torch.arange(int((stop.squeeze(1) - pos).max()), device=at.device)
-            # Shorter blocks name their first unit again: the same write, to the same place.
-            units = queue[path.unsqueeze(1), torch.where(columns < stop, columns, pos.unsqueeze(1))]
-            tried = points[path]
-            tried.scatter_(2, units.unsqueeze(1).expand(-1, tried.shape[1], -1), take(clean, at[path], units))
-            errs = victim.errs(victim.points(tried), at[path])
-            points[path[errs]] = tried[errs]
-            state = _advance(state, queue, stop.squeeze(1), errs)
+    start = time.monotonic()
+    while (state := state[:, _unsure(state) & torch.isin(at[state[0]], victim.above(goal))]).shape[1]:
+        victim.report(name, len(at) - state.shape[1], len(at), start, f"{int(victim.queries.max())} queries")
+        path, _, pos, _, _, end, failed, _ = state
+        stop = torch.where(failed > 0, (pos + end) // 2, end).unsqueeze(1)
+        columns = pos.unsqueeze(1) + torch.arange(int((stop.squeeze(1) - pos).max()), device=at.device)
+        # Shorter blocks name their first unit again: the same write, to the same place.
+        units = queue[path.unsqueeze(1), torch.where(columns < stop, columns, pos.unsqueeze(1))]
+        tried = points[path]
+        tried.scatter_(2, units.unsqueeze(1).expand(-1, tried.shape[1], -1), take(clean, at[path], units))
+        errs = victim.errs(victim.points(tried), at[path])
+        points[path[errs]] = tried[errs]
+        state = _advance(state, queue, stop.squeeze(1), errs)
     return points
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..common import check_count
+from ..common import Progress, check_count, silent
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
@@ -37,6 +37,7 @@ def sigma_zero(
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
+    progress: Progress = silent,
 ) -> AttackResult:
     """sigma-zero [Cina25, algorithm 1]: a white-box attack for few changed units.
 
@@ -65,7 +66,9 @@ def sigma_zero(
     for name, value in (("threshold", threshold), ("threshold_step", threshold_step)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, minimal=True) as victim:
+    with Victim(
+        model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
+    ) as victim:
         if ball.budget:
             goal = 1 if minimise else ball.budget
             descent = Descent(victim, goal, sigma, threshold, surrogate)

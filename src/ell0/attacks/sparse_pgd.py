@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..common import check_count
+from ..common import Progress, check_count, silent
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
@@ -44,6 +44,7 @@ def sparse_pgd(
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
+    progress: Progress = silent,
 ) -> AttackResult:
     """Sparse-PGD [Zhong24, algorithm 1]: a value v for every number and a score s for every unit, both learnt.
 
@@ -78,7 +79,7 @@ def sparse_pgd(
             raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     loss = _untargeted if target is None else _targeted
     half = {"unprojected": steps, "projected": 0, "both": (steps + 1) // 2}[mask]
-    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         for restart in range(restarts if ball.budget else 0):
             moments = range(restart * steps, (restart + 1) * steps)
             for projected, part in ((False, moments[:half]), (True, moments[half:])):

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..common import check_count
+from ..common import Progress, check_count, silent
 from ..threat import L0Ball, describe
 from .contract import AttackResult, Model, Victim
 from .declare import attack
@@ -40,6 +40,7 @@ def sparse_rs(
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
+    progress: Progress = silent,
 ) -> AttackResult:
     """Sparse-RS [Croce22, algorithm 1]: keeps a random set of ``budget`` changed units, moves a few of them at a time.
 
@@ -66,7 +67,7 @@ def sparse_rs(
         raise ValueError(f'loss must be "margin" or "ce", got {loss!r}')
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must lie in (0, 1], got {alpha!r}")
-    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target) as victim:
+    with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         palette = Palette(victim, values)
         for restart in range(restarts if ball.budget else 0):
             search = Search(victim, palette, loss, first=restart * queries)

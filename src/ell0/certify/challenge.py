@@ -79,7 +79,7 @@ def challenge(
         for box in boxes:
             here = box.part(x, rows, budget)
             with dense_products(tf32=False):
-                found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed, progress=False)
+                found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed)
             for row, name in zip(rows.tolist(), found.decided, strict=True):
                 if name is not None:
                     fallen.setdefault(row, name)

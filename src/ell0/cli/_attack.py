@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +18,7 @@ from ..evaluation import cascade, evaluate
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
-from ._common import AttackLine, Devices, Json, Nodes, Quiet, command_words, hand_over
+from ._common import Devices, Json, Nodes, Quiet, command_words, hand_over, shown
 from ._model import check_ranks, load_model, load_rows
 
 _TOO_FEW = 3  # the exit code
@@ -123,9 +121,8 @@ def attack(
             "seed": seed,
         }
         results.command = command_words(results.command, attack, {"data": source, **what})
-        silent = quiet or not team.first
-        with redirect_stderr(AttackLine(sys.stderr, None)) if silent else nullcontext():
-            evaluation = evaluate(network, x, y, ball, chosen, batch=batch, seed=seed, progress=not quiet, team=team)
+        with shown(Console(stderr=True, quiet=quiet or not team.first)) as progress:
+            evaluation = evaluate(network, x, y, ball, chosen, batch=batch, seed=seed, progress=progress, team=team)
         if not team.first:
             return 0
         results.seconds = round(sum(evaluation.seconds), 1)

@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..evaluation import cascade
 from ..parallel import together
 from ..results import Results
 from ..threat import L0Ball, stretched
-from ._common import AttackLine, Devices, Json, Nodes, Quiet, command_words, hand_over
+from ._common import Devices, Json, Nodes, Quiet, command_words, hand_over
 from ._model import check_ranks, load_model, load_rows
 
 BUDGETS = (1, 2, 4, 8)
@@ -149,10 +148,8 @@ def certify(
         tried: list[certificates.Challenge] = []
         if challenge:
             console.print("attacking every row within what was proven")
-            # The attacks show how far they are by themselves.
-            with redirect_stderr(AttackLine(sys.stderr, None)) if quiet or not team.first else nullcontext():
-                mine = team.share(x), team.share(y), team.share(radii)
-                tried = team.gather(lambda: certificates.challenge(network, *mine, ball, attacks, batch=batch))
+            mine = team.share(x), team.share(y), team.share(radii)
+            tried = team.gather(lambda: certificates.challenge(network, *mine, ball, attacks, batch=batch))
         if not team.first:
             return 0
         if broken := [words for rank, one in enumerate(tried) for words in _broken(one, rank, team.size, radii)]:

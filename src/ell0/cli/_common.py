@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.markup import escape
 
+from ..common import Progress, Step
 from ..results import Results
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON to standard output.")]
@@ -55,22 +57,15 @@ def hand_over(
         console.print(f"written to {out}", soft_wrap=True, markup=False, highlight=False)
 
 
-class AttackLine(io.TextIOBase):
-    """Stands in for standard error: the line on which an attack says how far it is goes to ``show``; None: nowhere."""
+@contextmanager
+def shown(console: Console) -> Iterator[Progress]:
+    """On a terminal one line that changes; elsewhere a line for each step that belongs to no larger one."""
 
-    _START = "\r\033[K"
+    def show(step: Step) -> None:
+        if console.is_terminal:
+            status.update(escape(str(step)))
+        elif step.stage is None:
+            console.out(str(step), highlight=False)
 
-    def __init__(self, through: TextIO, show: Callable[[str], None] | None) -> None:
-        self._through, self._show = through, show
-
-    def isatty(self) -> bool:
-        return self._show is not None and self._through.isatty()
-
-    def write(self, text: str) -> int:
-        if self._show is not None and text.startswith(self._START):
-            self._show(text.removeprefix(self._START))
-            return len(text)
-        return self._through.write(text)
-
-    def flush(self) -> None:
-        self._through.flush()
+    with console.status("") as status:
+        yield show

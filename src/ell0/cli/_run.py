@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from ..parallel import together
 from ..recipe import Stage, Swept
 from ..results import WORST_CASE, Measurement, Results
 from ..train import Epoch
-from ._common import AttackLine, Devices, Json, Nodes, Quiet
+from ._common import Devices, Json, Nodes, Quiet
 
 _COLUMNS = 6  # budgets that a terminal has room for
 
@@ -140,21 +140,16 @@ def _list(as_json: bool) -> None:
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[Stage], None]]:
     """On a terminal one line that changes; elsewhere a line for each stage."""
-    before = ""
 
     def show(stage: Stage) -> None:
-        nonlocal before
         head = f"{stage.number}/{stage.stages} {stage.what}"
         if console.is_terminal:
-            before = head
             status.update(escape(head if stage.training is None else f"{head}: {_words(stage)}"))
         elif stage.training is None:
             console.out(head, highlight=False)
 
     with console.status("") as status:
-        attack = None if console.quiet else lambda text: status.update(escape(f"{before}: {text}"))
-        with redirect_stderr(AttackLine(sys.stderr, attack)):
-            yield show
+        yield show
 
 
 def _words(stage: Stage) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attacks.contract import Model, Victim
-from ..common import check_count, seeded
+from ..common import Progress, Step, check_count, seeded, silent
 from ..parallel import ALONE, Team
 from ..results import Share
 from ..threat import L0Ball
@@ -37,7 +37,7 @@ def evaluate(
     batch: int = 512,
     seed: int = 0,
     state_path: Path | str | None = None,
-    progress: bool = True,
+    progress: Progress = silent,
     team: Team = ALONE,
 ) -> Evaluation:
     """Clean accuracy, then every attack in turn on the rows that still stand.
@@ -61,10 +61,9 @@ def evaluate(
         seed: gives each attack, by its name, the key of its draws.
         state_path: a file that is rewritten after each batch; a killed evaluation called again with the same arguments
             goes on from there, with any batch size.
-        progress: a line for each attack that ends, if standard error is a terminal. The attacks themselves show how
-            far they are there, whatever this says.
+        progress: called by rank 0 after each attack and, with that as the stage, by the attacks of ``ell0.attacks``.
         team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
-            Rank 0 alone writes and prints; the number of ranks may change before an evaluation goes on.
+            Rank 0 alone writes; the number of ranks may change before an evaluation goes on.
 
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
@@ -74,7 +73,7 @@ def evaluate(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
     path = team.once(partial(_checked_path, state_path))
-    Victim(model, x, y, ball, generator=None, rows=None, target=None, finite=False)  # checks the arguments as a whole
+    Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
     steps = _checked_budgets(budgets, ball)
     flags = train_mode(model)
@@ -93,20 +92,24 @@ def evaluate(
         saved = team.once(partial(_content, path))
         if path is not None and saved is not None:
             state = State.load(path, saved, x, parts, clean, _NOISE * probe.noise)
-        for budget, (column, (name, entry)) in product(filter(None, steps), list(enumerate(entries.items()))):
+        report = progress if team.first else silent
+        turns = list(product(filter(None, steps), enumerate(entries.items())))
+        for turn, (budget, (column, (name, entry))) in enumerate(turns):
+            stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
+            within = partial(_report_within, report, stage)
             waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
             for rows in batches(waiting.nonzero().squeeze(1), batch * team.size):
                 start = time.perf_counter()
                 own = team.share(rows).to(x.device)
-                for found in team.gather(partial(_attacked, entry, model, x, y, ball, budget, own, seed, name)):
+                for found in team.gather(partial(_attacked, entry, model, x, y, ball, budget, own, seed, name, within)):
                     if found is not None:
                         state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - start
                 if path is not None and team.first:
                     state.save(path, x, parts)
-            if progress and team.first and waiting.any() and sys.stderr.isatty():
-                stands = Share(int((state.verdict < 0).sum()), len(x))
-                print(f"{name}, budget {budget}: robust accuracy {percent(stands)}", file=sys.stderr)
+            if waiting.any():
+                stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
+                report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random, team)
     flags += nature(probe, blocked, int(blind.sum()), lost, len(x)) + doubts(state, 0 if probe.random else lost)
     flags += beaten(state, {name: entry.gradients_only for name, entry in entries.items()})
@@ -125,14 +128,19 @@ def evaluate(
     )
 
 
+def _report_within(report: Progress, stage: Step, step: Step) -> None:
+    report(replace(step, stage=stage))
+
+
 def _attacked(
-    entry: Entry, model: Model, x: Tensor, y: Tensor, ball: L0Ball, budget: int, rows: Tensor, seed: int, name: str
-) -> Found | None:
+    entry: Entry, model: Model, x: Tensor, y: Tensor, ball: L0Ball, budget: int, rows: Tensor, seed: int, name: str,
+    progress: Progress,
+) -> Found | None:  # fmt: skip
     """What an attack finds for some rows of x; None, if there are none."""
     if not len(rows):
         return None
     mine = ball.part(x, rows, budget)
-    result = entry.attack(model, x[rows], y[rows], mine, generator=seeded(seed, name), rows=rows)
+    result = entry(model, x[rows], y[rows], mine, seeded(seed, name), rows, progress)
     return Found.of(rows, x[rows], result)
 
 
@@ -145,7 +153,7 @@ def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], 
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
         mine = ball.part(x, row)
-        entry.attack(model, x[:1], label, mine, generator=seeded(seed, name), rows=row)
+        entry(model, x[:1], label, mine, seeded(seed, name), row)
 
 
 def _checked_path(state_path: Path | str | None) -> Path | None:

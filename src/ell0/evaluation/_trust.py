@@ -192,7 +192,7 @@ def beaten(state: State, by_gradients: dict[str, bool]) -> list[str]:
 def on_rows(model: Model, x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor) -> Victim:
     rows = rows.to(x.device)
     mine = ball.part(x, rows)
-    return Victim(model, x[rows], y[rows], mine, generator=None, rows=None, target=None, finite=False)
+    return Victim(model, x[rows], y[rows], mine, finite=False)
 
 
 def batches(rows: Tensor, batch: int) -> list[Tensor]:

@@ -6,9 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from ..attacks import ATTACKS, AttackResult, declared
-from ..common import check_count, did_you_mean
+from ..attacks.contract import Model
+from ..common import Progress, check_count, did_you_mean, silent
 from ..results import CLEAN
+from ..threat import L0Ball
 
 AttackFunction = Callable[..., AttackResult]
 
@@ -19,6 +24,20 @@ class Entry:
 
     attack: AttackFunction
     white_box: bool
+
+    def __call__(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        ball: L0Ball,
+        generator: torch.Generator,
+        rows: Tensor,
+        progress: Progress = silent,
+    ) -> AttackResult:
+        """Runs it; only a declared attack is given ``progress``."""
+        more = {} if declared(self.attack) is None else {"progress": progress}
+        return self.attack(model, x, y, ball, generator=generator, rows=rows, **more)
 
     @property
     def gradients_only(self) -> bool:

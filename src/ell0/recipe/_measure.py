@@ -52,7 +52,7 @@ class Subject:
         return evaluate(
             network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed,
             batch=_BATCH.get(self.x.device.type, 512), state_path=f"{self.state}-beta{ball.high:g}.npz",
-            progress=False, team=self.team,
+            team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
