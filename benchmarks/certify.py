@@ -18,7 +18,7 @@ from ell0.common import check_count
 from ell0.nn import InputClamp
 from ell0.results import Results
 from ell0.train import TrainConfig, fit
-from ell0.train._step import GraphStepper, Stepper
+from ell0.train.stepper import GraphStepper, Stepper
 from measure import Run, Timing, add_counts, main, options, timed, timer
 
 HIDDEN, K, MOST = 512, 100, 32
@@ -83,7 +83,7 @@ def benchmark(
     for key, stage in stages.items():
         model = nn.Sequential(InputClamp(), *run.network(0, hidden=(HIDDEN,))).to(run.place)
         graph = run.device == "cuda"
-        learners[key] = GraphStepper(model, config, *part, stage) if graph else Stepper(model, config, stage=stage)
+        learners[key] = GraphStepper(model, config, *part, stage) if graph else Stepper(model, config, batch_loss=stage)
     loops = timer(run.place)({key: partial(_loop, each, part, steps) for key, each in learners.items()}, rounds)
     timing = Timing({key: [each / steps for each in seconds] for key, seconds in loops.seconds.items()})
     for key in ("exact bound", "quick bound"):

@@ -17,7 +17,7 @@ from ell0.common import check_count
 from ell0.nn import TruncatedLinear
 from ell0.results import Results
 from ell0.train import PAPER_MNIST
-from ell0.train._step import GraphStepper, Stepper
+from ell0.train.stepper import GraphStepper, Stepper
 from measure import Run, Timing, add_counts, main, options, timer, topk_baseline
 
 PAPER = 58.0  # times the epoch of F(0) that an epoch of F(10) takes, in [Beliaev22]

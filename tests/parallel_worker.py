@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,15 @@ from ell0 import L0Ball, data, evaluate, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Objective
 from ell0.cli import _attack, main
+from ell0.common import Progress, Step, silent
 from ell0.evaluation import Evaluation
 from ell0.evaluation._state import Found
 from ell0.nn import TruncatedLinear
 from ell0.parallel import ALONE, Team, _Ranks, together
 from ell0.recipe import _run
-from ell0.train import Epoch, TrainConfig, Training
-from ell0.train._folder import Folder
-from ell0.train._step import Stepper
+from ell0.train import TrainConfig, Training
+from ell0.train.folder import TrainingFolder
+from ell0.train.stepper import Stepper
 
 BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
@@ -49,7 +49,7 @@ def network() -> nn.Sequential:
         return models.mlp(4, in_features=64, hidden=(64,))
 
 
-def trained(out: Path | None, team: Team = ALONE, progress: Callable[[Any], None] = lambda _: None) -> nn.Sequential:
+def trained(out: Path | None, team: Team = ALONE, progress: Progress = silent) -> nn.Sequential:
     """Adversarially, on digits."""
     model = network()
     rows = data.load("digits", "train")
@@ -98,22 +98,22 @@ def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, s
     model = narrow()
     x, y = data.load("digits", "train")
 
-    def progress(stage: Any) -> None:
-        if stop and stage.epoch == 1:
+    def progress(step: Step) -> None:
+        if stop and step.done == 2:
             raise InterruptedError
 
     try:
-        with patch.object(Folder, "due", lambda *_: True):
+        with patch.object(TrainingFolder, "due", lambda *_: True):
             train.fit(model, (x[:43], y[:43]), config, out=out, team=team, progress=progress)
     except InterruptedError:
         pass
     return model
 
 
-OBJECTIVES: dict[str, train.Objective] = {"objective": Objective(2), "trades": train.Trades(4, steps=3)}
+OBJECTIVES: dict[str, train.TrainingObjective] = {"objective": Objective(2), "trades": train.Trades(4, steps=3)}
 
 
-def taught(team: Team, objective: train.Objective) -> nn.Sequential:
+def taught(team: Team, objective: train.TrainingObjective) -> nn.Sequential:
     """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch, or
     with an attack in its steps."""
     model, config = network(), TrainConfig(epochs=3, batch=29, rates=(0.1,))
@@ -161,7 +161,7 @@ def _all(folder: Path, team: Team) -> None:
         "accuracy": accuracy(model),
         "found": found(evaluation),
         "normed": weights(normed(team)),
-        "loss": training.loss,
+        "loss": training.epochs[0].loss,
         "epoch": numbers(epoch),
     }
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))
@@ -193,8 +193,8 @@ def _sharded(folder: Path, team: Team) -> None:
 
 
 def _killed_in_training(folder: Path, team: Team) -> None:
-    def progress(stage: Any) -> None:
-        if team.rank == 1 and isinstance(stage, Epoch) and stage.epoch == 4:
+    def progress(step: Step) -> None:
+        if team.rank == 1 and step.what == "epoch" and step.done == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
     trained(folder / "f4", team, progress)

@@ -1,4 +1,4 @@
-"""A training that takes a moment, and can be stopped anywhere; for the tests of training."""
+"""A small training that can be stopped anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from ell0 import L0Ball, models
 from ell0.attacks import sparse_rs
-from ell0.train import TrainConfig, _step, fit
+from ell0.train import TrainConfig, fit
+from ell0.train.stepper import Stepper
 
 CONFIG = TrainConfig(epochs=6, batch=16, rates=(0.2, 0.1), refresh=2, attack_batch=20)
 ATTACK = partial(sparse_rs, ball=L0Ball(3, low=-5.0, high=5.0), queries=4)
@@ -50,12 +51,12 @@ class Killed(BaseException):
 
 
 def dropping() -> nn.Module:
-    """Everything that a checkpoint must bring back: statistics, chance, a truncated layer."""
+    """Everything that a checkpoint must restore: statistics, random draws, a truncated layer."""
     return nn.Sequential(network(), nn.BatchNorm1d(CLASSES), nn.Dropout(0.1))
 
 
 def run(out: Path | None, model: nn.Module | None = None, stop: int | None = None, **other: Any) -> nn.Module:
-    """A training that is stopped at its event of that number: an epoch, or a call of the attack."""
+    """A training that raises Killed at its stop-th report of progress: an epoch, or a call of the attack."""
     events = itertools.count()
 
     def progress(_: object) -> None:
@@ -69,11 +70,11 @@ def run(out: Path | None, model: nn.Module | None = None, stop: int | None = Non
 
 
 class FakeGraph:
-    """Stands in for a CUDA graph where there is no GPU: replays by doing the step again."""
+    """Stands in for a CUDA graph on machines without a GPU: to replay, it does the step again."""
 
     def replay(self) -> None:
         stepper = self.stepper  # type: ignore[attr-defined]
-        stepper._loss.copy_(_step.Stepper.step(stepper, stepper._x, stepper._y))
+        stepper._loss.copy_(Stepper.step(stepper, stepper._x, stepper._y))
 
 
 @contextmanager

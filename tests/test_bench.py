@@ -31,7 +31,7 @@ from ell0.nn import TruncatedLinear
 from ell0.ops import reference
 from ell0.results import Results
 from ell0.train import PAPER_MNIST, TrainConfig
-from ell0.train._step import Stepper
+from ell0.train.stepper import Stepper
 from measure import Run, timed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,9 +211,9 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
     options: dict[str, Any] = {"images": 60, "epochs": 8, "steps": 1, "rounds": 2, "batch": 32}
     learnt: list[object] = []
 
-    def watched(model: nn.Module, config: TrainConfig, stage: Any) -> Stepper:
-        learnt.append(stage)
-        return Stepper(model, config, stage=stage)
+    def watched(model: nn.Module, config: TrainConfig, batch_loss: Any) -> Stepper:
+        learnt.append(batch_loss)
+        return Stepper(model, config, batch_loss=batch_loss)
 
     monkeypatch.setattr(certify, "Stepper", watched)
     results = certify.benchmark(Run(root=tmp_path), **options)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ell0 import train
-from ell0.train import _tensors
+from ell0.train.safetensors_format import encode, read
 from small_training import network, same
 
 # --- the file format --------------------------------------------------------------------------------------------------
@@ -37,20 +37,20 @@ def write_file(path: Path, content: bytes) -> Path:
 
 
 def test_tensors_come_back(tmp_path: Path) -> None:
-    read, words = _tensors.read(write_file(tmp_path / "t", _tensors.encode(TENSORS, {"format": "pt", "ü": "ß"})))
+    tensors, words = read(write_file(tmp_path / "t", encode(TENSORS, {"format": "pt", "ü": "ß"})))
     assert words == {"format": "pt", "ü": "ß"}
-    assert read.keys() == TENSORS.keys()
+    assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
-        torch.testing.assert_close(read[name], tensor, rtol=0, atol=0, equal_nan=True)
-        read[name].zero_()  # they may be written to
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
+        tensors[name].zero_()  # they may be written to
 
 
 def test_files_are_those_of_the_safetensors_package(tmp_path: Path) -> None:
     package = pytest.importorskip("safetensors.torch")
-    path = write_file(tmp_path / "ours", _tensors.encode(TENSORS, {"format": "pt"}))
+    path = write_file(tmp_path / "ours", encode(TENSORS, {"format": "pt"}))
     theirs = package.load_file(path)
     package.save_file({name: t.contiguous() for name, t in TENSORS.items()}, tmp_path / "theirs", {"format": "pt"})
-    ours, words = _tensors.read(tmp_path / "theirs")
+    ours, words = read(tmp_path / "theirs")
     assert words == {"format": "pt"}
     for name, tensor in TENSORS.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=0, equal_nan=True)
@@ -60,14 +60,14 @@ def test_files_are_those_of_the_safetensors_package(tmp_path: Path) -> None:
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_no_damage_gives_anything_but_a_sentence(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int) -> None:
     """A file cut short is always found out; a header with a wrong byte is found out or still says something whole."""
-    content = bytearray(_tensors.encode(TENSORS, {}))
+    content = bytearray(encode(TENSORS, {}))
     path = tmp_path_factory.getbasetemp() / "damaged"
     with pytest.raises(ValueError, match=r"damaged is damaged or not a safetensors file: "):
-        _tensors.read(write_file(path, bytes(content[: at % len(content)])))
+        read(write_file(path, bytes(content[: at % len(content)])))
     content[at % len(content)] = byte
     with suppress(ValueError):
-        read, _ = _tensors.read(write_file(path, bytes(content)))
-        assert sum(t.numel() * t.element_size() for t in read.values()) == 3 + 24 + 8 + 4 + 8 + 5
+        tensors, _ = read(write_file(path, bytes(content)))
+        assert sum(t.numel() * t.element_size() for t in tensors.values()) == 3 + 24 + 8 + 4 + 8 + 5
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_headers_that_lie_are_refused(tmp_path: Path, header: object, data: int,
     head = json.dumps(header).encode()
     path = write_file(tmp_path / "lie", len(head).to_bytes(8, "little") + head + bytes(data))
     with pytest.raises(ValueError, match=message):
-        _tensors.read(path)
+        read(path)
 
 
 def test_types_without_a_word_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^a checkpoint cannot hold z of type torch\.complex64$"):
-        _tensors.encode({"z": torch.zeros(1, dtype=torch.complex64)}, {})
+        encode({"z": torch.zeros(1, dtype=torch.complex64)}, {})
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -150,6 +150,6 @@ def test_a_card_must_be_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("card", ["half a ca", "3", '["a"]'])
 def test_a_damaged_card_is_one_sentence(tmp_path: Path, card: str) -> None:
-    path = write_file(tmp_path / "m.safetensors", _tensors.encode({}, {"card": card}))
+    path = write_file(tmp_path / "m.safetensors", encode({}, {"card": card}))
     with pytest.raises(ValueError, match=r"m\.safetensors is damaged: its card is not a JSON object$"):
         train.load_checkpoint(path)

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ell0 import L0Ball, certify, data, models, recipe
 from ell0.attacks import sparse_pgd
+from ell0.common import Progress, Step
 from ell0.nn import TruncatedLinear
 from ell0.results import Results
-from ell0.train import Epoch, Trades, TrainConfig, fit
-from ell0.train._step import Stepper
+from ell0.train import Trades, TrainConfig, fit
+from ell0.train.stepper import Stepper
 from tiny_recipe import write_recipe
 
 
@@ -234,15 +235,15 @@ def test_in_bf16_all_forwards_are_rounded() -> None:
     model = normed()
     model[4].register_forward_hook(lambda _, __, out: seen.append(out.dtype))
     config = TrainConfig(epochs=1, batch=12, rates=(0.05,), precision="bf16")
-    losses = Stepper(model, config, stage=Trades(4, "pixel", steps=3)).step(x, y)
+    losses = Stepper(model, config, batch_loss=Trades(4, "pixel", steps=3)).step(x, y)
     assert losses.dtype == torch.float32
     assert seen == [torch.bfloat16] * 5
     training = fit(normed(), (x, y), config, objective=Trades(4, "pixel", steps=2))
-    assert training.loss > 0
+    assert training.epochs[0].loss > 0
     with pytest.raises(ValueError, match='precision must not be "bf16" with an objective'):
         fit(models.mlp(2, in_features=108, hidden=(8,)), (x, y), config, objective=certify.Objective(1))
     seen.clear()
-    Stepper(model, replace(config, precision="fp32"), stage=Trades(4, "pixel", steps=3)).step(x, y)
+    Stepper(model, replace(config, precision="fp32"), batch_loss=Trades(4, "pixel", steps=3)).step(x, y)
     assert seen == [torch.float32] * 5
 
 
@@ -268,9 +269,9 @@ def test_no_shape_and_no_path_depends_on_values(make: Callable[[], nn.Module]) -
     assert asked == ["aten._local_scalar_dense.default", "aten.nonzero.default"]
 
 
-def stop_after(epoch: int) -> Callable[[object], None]:
-    def progress(stage: object) -> None:
-        if isinstance(stage, Epoch) and stage.epoch == epoch:
+def stop_after(epoch: int) -> Progress:
+    def progress(step: Step) -> None:
+        if step.done == epoch + 1:
             raise KeyboardInterrupt
 
     return progress
@@ -278,7 +279,7 @@ def stop_after(epoch: int) -> Callable[[object], None]:
 
 def test_the_same_seed_gives_the_same_bits_also_when_killed(tmp_path: Path) -> None:
     config = TrainConfig(epochs=4, batch=16, rates=(0.05,), augment="crop-flip")
-    objective, rows = Trades(5, "pixel", steps=3, ramp=0.5), images(60)
+    objective, rows = Trades(5, "pixel", steps=3), images(60)
 
     def run(**words: Any) -> nn.Module:
         model = normed()
@@ -310,18 +311,6 @@ def test_a_network_trained_with_it_stands_better() -> None:
     assert standing["trades"] > standing["clean"] + 0.15
 
 
-def test_the_budget_rises_and_the_words_say_all() -> None:
-    trades = Trades(10, ramp=0.5)
-    assert [trades.at(epoch, 8).budget for epoch in range(8)] == [3, 5, 8, 10, 10, 10, 10, 10]
-    assert trades.at(4, 8) == trades.at(7, 8) == Trades(10) != trades.at(0, 8)
-    assert [Trades(10, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [10, 10, 10]
-    assert Trades(10).at(0, 8) == Trades(10)
-    assert repr(Trades(10)) == (
-        "Trades(budget=10, unit='feature', low=-1.0, high=1.0, steps=10, loss='trades', weight=6.0, ramp=0.0, "
-        "step_size=0.25, mask_step=0.25)"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -331,11 +320,8 @@ def test_the_budget_rises_and_the_words_say_all() -> None:
         ({"steps": -1}, "steps must be an int >= 0, got -1"),
         ({"weight": 0.0}, "weight must be a finite number > 0, got 0.0"),
         ({"weight": "6"}, "weight must be a finite number, got '6'"),
-        ({"step_size": -0.1}, "step_size must be a finite number > 0, got -0.1"),
-        ({"mask_step": float("inf")}, "mask_step must be a finite number, got inf"),
         ({"high": float("inf")}, "high must be a finite number, got inf"),
         ({"low": 2.0}, "low must be < high, got low=2.0 with high=1.0"),
-        ({"ramp": 1.5}, "ramp must lie in [0, 1], got 1.5"),
     ],
 )
 def test_wrong_arguments_are_named(words: dict[str, Any], message: str) -> None:
@@ -346,7 +332,7 @@ def test_wrong_arguments_are_named(words: dict[str, Any], message: str) -> None:
 def test_what_does_not_fit_the_rows_is_said_before_an_epoch_is_spent() -> None:
     (x, y), config = images(), TrainConfig(epochs=9, batch=12)
     with pytest.raises(ValueError, match="budget must be at most the number of units of x, got budget=37 with 36"):
-        fit(normed(), (x, y), config, objective=Trades(37, "pixel", ramp=1.0))
+        fit(normed(), (x, y), config, objective=Trades(37, "pixel"))
     flat = nn.Sequential(nn.Linear(108, 3))
     with pytest.raises(ValueError, match='unit must be "feature" unless x is'):
         fit(flat, (x.flatten(1), y), config, objective=Trades(3, "pixel"))

@@ -19,8 +19,12 @@ from torch.nn import functional as F
 
 from ell0 import L0Ball, train
 from ell0.attacks import AttackResult, sparse_rs
+from ell0.common import Step, seeded
 from ell0.parallel import ALONE
-from ell0.train import PAPER_CIFAR10, PAPER_MNIST, AttackStage, Epoch, TrainConfig, _append, _step, fit
+from ell0.results import Measurement
+from ell0.train import PAPER_CIFAR10, PAPER_MNIST, TrainConfig, fit
+from ell0.train.appended import AppendedRows, TrainingSet, search
+from ell0.train.stepper import GraphStepper, Stepper
 from small_training import ATTACK, CLASSES, CONFIG, network, read_log, rows, same
 
 # --- the configuration ------------------------------------------------------------------------------------------------
@@ -63,11 +67,8 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"precision": "fp8"}, "precision must be one of 'fp32', 'tf32', 'bf16', got 'fp8'"),
         ({"attack_precision": ""}, "attack_precision must be one of 'fp32', 'tf32', 'bf16', got ''"),
         ({"augment": "flip"}, "augment must be one of 'none', 'crop-flip', 'shift', got 'flip'"),
-        ({"channels_last": 1}, "channels_last must be True, False or None, got 1"),
         ({"warm_up": 0.1}, 'warm_up must be 0 for schedule="steps", got 0.1'),
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
-        ({"compile": 1}, "compile must be True or False, got 1"),
-        ({"graph": "yes"}, "graph must be True, False or None, got 'yes'"),
         ({"graph": 1}, "graph must be True, False or None, got 1"),
     ],
 )
@@ -83,7 +84,7 @@ def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
 def test_steps_are_those_of_torch(optimizer: Literal["sgd", "adam"]) -> None:
     """The fused kernels with a rate that changes, against torch's plain loop."""
     config = TrainConfig(optimizer=optimizer, weight_decay=0.01)
-    stepper, plain = _step.Stepper(network(), config), network()
+    stepper, plain = Stepper(network(), config), network()
     make: Callable[..., torch.optim.Optimizer] = (
         partial(torch.optim.SGD, momentum=0.9) if optimizer == "sgd" else partial(torch.optim.Adam, betas=(0.9, 0.999))
     )
@@ -109,9 +110,9 @@ def test_steps_are_those_of_torch(optimizer: Literal["sgd", "adam"]) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_step_goes_on_from_its_state(optimizer: Literal["sgd", "adam"]) -> None:
     config = TrainConfig(optimizer=optimizer, rates=(0.1,))
-    one = _step.Stepper(network(), config)
+    one = Stepper(network(), config)
     one.step(*rows(20))
-    other = _step.Stepper(network(), config)
+    other = Stepper(network(), config)
     other.model.load_state_dict(one.model.state_dict())
     other.load({name: tensor.clone() for name, tensor in one.state().items()})
     for stepper in (one, other):
@@ -129,7 +130,7 @@ def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> No
     def normed() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(12), network())
 
-    eager, graph = _step.Stepper(normed(), config), _step.GraphStepper(normed(), config, *rows(20, seed=9))
+    eager, graph = Stepper(normed(), config), GraphStepper(normed(), config, *rows(20, seed=9))
     graph._graph.stepper = graph  # type: ignore[attr-defined]
     assert same(eager.model, graph.model)
     assert same(eager.state(), graph.state())
@@ -139,21 +140,6 @@ def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> No
         torch.testing.assert_close(eager.step(*rows(n, seed=i)), graph.step(*rows(n, seed=i)))
     assert same(eager.model, graph.model)
     assert eager.take() == graph.take()
-
-
-def test_only_whole_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def compiled(model: nn.Module) -> Callable[[Tensor, Tensor], Any]:
-        def forward(x: Tensor, y: Tensor) -> Any:
-            seen.append(len(x))
-            return model(x, y)
-
-        return forward
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    fit(network(), rows(50), replace(CONFIG, compile=True, epochs=1))
-    assert seen == [16, 16, 16]
 
 
 def test_half_precision_is_for_the_steps() -> None:
@@ -189,47 +175,46 @@ def test_the_attack_has_a_precision_of_its_own() -> None:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_learns_and_says_how_far_it_is(tmp_path: Path) -> None:
-    seen: list[Epoch | AttackStage] = []
-    model = network()
-    training = fit(
-        model, rows(), CONFIG, ATTACK, validation=rows(40, seed=1), out=tmp_path, card={"k": 1}, progress=seen.append
-    )
-    epochs = [each for each in seen if isinstance(each, Epoch)]
-    assert tuple(epochs) == training.epochs
+def test_training_learns_and_reports_progress(tmp_path: Path) -> None:
+    seen: list[Step] = []
+    model, (x, y) = network(), rows(40, seed=1)
+    training = fit(model, rows(), CONFIG, ATTACK, validation=(x, y), out=tmp_path, card={"k": 1}, progress=seen.append)
+    epochs, last = training.epochs, training.epochs[-1]
+    assert [step for step in seen if step.what == "epoch"] == [epoch.step for epoch in epochs]
     assert [e.epoch for e in epochs] == list(range(6))
     assert [e.rate for e in epochs] == [0.2] * 3 + [0.1] * 3
     assert [e.attack_seconds > 0 for e in epochs] == [False, False, True, False, True, False]
     assert [e.seconds_left is None for e in epochs] == [True, True, False, False, False, False]
-    assert epochs[-1].seconds_left == 0
+    assert last.seconds_left == 0
     assert epochs[-2].seconds_left == pytest.approx(epochs[-2].seconds)
     assert epochs[2].seconds_left == pytest.approx(3 * epochs[2].seconds + epochs[2].attack_seconds)
-    stages = [each for each in seen if isinstance(each, AttackStage)]
-    assert [(s.epoch, s.done, s.rows) for s in stages] == [(e, d, 50) for e in (2, 4) for d in (20, 40, 50)]
-    for stage in stages:
-        last, part = epochs[stage.epoch - 1], stage.done / 50
-        epoch_seconds = last.seconds * (50 + stage.appended / part) / (50 + last.appended)
-        attacks = (1 if stage.epoch == 4 else 2) - part
-        assert stage.seconds_left == pytest.approx((6 - stage.epoch) * epoch_seconds + attacks * stage.seconds / part)
-    assert epochs[2].appended == stages[2].appended > 0
-    assert training.epochs[0].loss > training.epochs[1].loss
-    x, y = rows(40, seed=1)
-    assert training.validation_accuracy == float((model(x).argmax(1) == y).double().mean())
-    assert training.train_accuracy > 0.5
-    assert training.seconds > training.attack_seconds + sum(e.seconds for e in epochs)
-    named = {row["what"]: row for row in training.rows(classifier="F(1)")}
-    assert named["attack_seconds"] == {
-        "classifier": "F(1)", "what": "attack_seconds", "unit": "seconds", "value": training.attack_seconds, "n": 2
-    }  # fmt: skip
-    assert named["training_seconds"]["value"] == training.seconds
-    assert named["epoch_seconds"]["low"] <= named["epoch_seconds"]["value"] <= named["epoch_seconds"]["high"]
-    assert named["final_loss"]["value"] == training.loss
+    attacks = [step for step in seen if step.what == "rows attacked"]
+    assert [(step.done, step.total) for step in attacks] == [(done, 50) for done in (20, 40, 50)] * 2
+    assert attacks[2].note == f"{epochs[2].appended} broken"
+    # After the whole second attack: what is left are two epochs, as long as the last by the rows that they train.
+    longer = (50 + epochs[4].appended) / (50 + epochs[3].appended)
+    assert attacks[5].seconds_left == pytest.approx(2 * longer * epochs[3].seconds)
+    assert all(step.seconds_left is not None for step in attacks)
+    assert last.validation_accuracy == float((model(x).argmax(1) == y).double().mean())
+    right = f"accuracy {100 * last.train_accuracy:.1f} %, validation {100 * last.validation_accuracy:.1f} %"
+    assert str(seen[-1]) == f"6/6 epoch, loss {last.loss:.3g}, {right}, 0:00 left"
+    assert epochs[0].loss > epochs[1].loss
+    assert last.train_accuracy > 0.5
+    spent = sum(e.attack_seconds for e in epochs)
+    assert training.seconds > spent + sum(e.seconds for e in epochs)
+    measured = {row.what: row for row in training.rows(classifier="F(1)")}
+    assert measured["attack_seconds"] == Measurement.of("attack_seconds", spent, n=2, classifier="F(1)", unit="seconds")
+    assert measured["training_seconds"].value == training.seconds
+    each = sorted(e.seconds for e in epochs)
+    assert (measured["epoch_seconds"].low, measured["epoch_seconds"].high) == (each[0], each[-1])
+    assert (measured["final_loss"].value, measured["train_accuracy"].value) == (last.loss, last.train_accuracy)
+    assert measured["validation_accuracy"].value == last.validation_accuracy
     assert read_log(tmp_path) == [asdict(e) for e in epochs]
     card = json.loads((tmp_path / "checkpoint.json").read_text())
     assert (card["card"], card["epoch"], card["config"]["refresh"]) == ({"k": 1}, 6, 2)
     checkpoint = train.load_checkpoint(tmp_path)
     assert same(checkpoint.tensors, model)
-    assert not checkpoint.optimizer
+    assert not checkpoint.state
 
 
 class Seen(nn.Module):
@@ -282,13 +267,12 @@ def test_x_prime_is_what_was_broken_and_is_made_anew() -> None:
 
 def test_labels_of_x_prime_are_the_true_ones() -> None:
     x, y = rows(30)
-    attack, key = partial(sparse_rs, ball=L0Ball(3, low=-9.0, high=9.0), queries=20), _append.generator(0, "attack", 2)
-    nothing = _append.Found.nothing(2, x)
-    *_, found = _append.search(attack, network(), x, y, nothing, seed=0, batch=20, team=ALONE)
-    first = attack(network(), x[:20], y[:20], generator=key, rows=torch.arange(20))
+    attack = partial(sparse_rs, ball=L0Ball(3, low=-9.0, high=9.0), queries=20)
+    *_, found = search(attack, network(), x, y, AppendedRows.none(2, x), CONFIG, ALONE)
+    first = attack(network(), x[:20], y[:20], generator=seeded(0, "attack", 2), rows=torch.arange(20))
     kept = first.success & (first.distance > 0)
     assert 0 < kept.sum() < 20
-    whole = _append.TrainingSet(x, y)
+    whole = TrainingSet(x, y)
     whole.append(found)
     m = int(kept.sum())
     assert torch.equal(whole.points[30 : 30 + m], first.x_adv[kept])
@@ -298,42 +282,32 @@ def test_labels_of_x_prime_are_the_true_ones() -> None:
     assert torch.equal(whole.points[:30], x)
 
 
-def test_it_does_not_matter_how_rows_lie_in_memory() -> None:
-    x, y = rows()
-    model = partial(network, nn.Flatten(), nn.Linear(12, CLASSES))
-    models_ = [model(), model()]
-    images = x.view(50, 3, 2, 2)
-    fit(models_[0], (images, y), CONFIG, ATTACK)
-    fit(models_[1], (images.contiguous(memory_format=torch.channels_last).requires_grad_(), y), CONFIG, ATTACK)
-    assert same(*models_)
-
-
 def test_the_time_of_an_attack_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the call returns before the attack is done; reading the result waits for it."""
-    learn = _append.Found.learn
+    plus = AppendedRows.plus
 
-    def slow(*arguments: Any) -> _append.Found:
+    def slow(*arguments: Any) -> AppendedRows:
         time.sleep(0.05)
-        return learn(*arguments)
+        return plus(*arguments)
 
-    monkeypatch.setattr(_append.Found, "learn", slow)
+    monkeypatch.setattr(AppendedRows, "plus", slow)
     training = fit(network(), rows(), replace(CONFIG, epochs=3), ATTACK)
-    assert training.attack_seconds >= 3 * 0.05
+    assert training.epochs[2].attack_seconds >= 3 * 0.05
 
 
-def test_the_split_of_the_attack_does_not_matter() -> None:
-    models_ = [network(), network()]
-    for model, batch in zip(models_, (7, 50), strict=True):
-        fit(model, rows(), replace(CONFIG, attack_batch=batch), ATTACK)
-    assert same(*models_)
+def test_seed_alone_gives_the_weights() -> None:
+    """Neither the calls of the attack, nor how rows lie in memory."""
 
+    def fitted(seed: int = 0, batch: int = 20, **layout: Any) -> nn.Module:
+        model, (x, y) = network(), rows()
+        images = x.view(50, 3, 2, 2).contiguous(**layout).requires_grad_()
+        fit(model, (images, y), replace(CONFIG, seed=seed, attack_batch=batch, epochs=3), ATTACK)
+        return model
 
-def test_seed_gives_the_order() -> None:
-    models_ = [network(), network(), network()]
-    for model, seed in zip(models_, (0, 0, 1), strict=True):
-        fit(model, rows(), replace(CONFIG, seed=seed, epochs=1))
-    assert same(models_[0], models_[1])
-    assert not same(models_[0], models_[2])
+    whole = fitted()
+    assert same(fitted(batch=7), whole)
+    assert same(fitted(memory_format=torch.channels_last), whole)
+    assert not same(fitted(seed=1), whole)
 
 
 def test_rates_reach_the_steps() -> None:
@@ -367,7 +341,7 @@ def test_a_last_batch_of_one_row(norm: bool, trained: list[int]) -> None:
     model.register_forward_hook(lambda module, x, _: sizes.append(len(x[0])) if module.training else None)
     training = fit(model, rows(49), replace(CONFIG, epochs=1))
     assert sizes == trained
-    right = training.train_accuracy * sum(trained)
+    right = training.epochs[0].train_accuracy * sum(trained)
     assert 0 < right == pytest.approx(round(right))
 
 
@@ -413,6 +387,6 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_before_a_step(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(_step.Stepper, "step", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(Stepper, "step", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         fit(**{"model": network(), "data": rows(), "config": CONFIG, **arguments})

@@ -1,7 +1,7 @@
-"""Several processes at work on one thing: who this one is, its share of the rows, what the others found.
+"""Several processes (ranks) share one task.
 
-The only place that knows of Lightning Fabric, which is imported where more than one process is asked for. Fabric starts
-the processes, or finds those that torchrun or SLURM started; torch's own collectives carry what they say to each other.
+The only module that knows Lightning Fabric, which it imports only for more than one process. Fabric starts the
+processes, or joins those of torchrun or SLURM; torch's collectives exchange their results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .attacks.contract import check_count
+from .common import check_count
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -27,19 +27,19 @@ __all__ = ["ALONE", "LostError", "Team", "together"]
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(days=1)  # for a rank whose rows are harder; one that is gone is noticed at once
+_TIMEOUT = timedelta(days=1)  # for a rank whose rows are harder; a lost one is noticed at once
 
 
 class LostError(ConnectionError):
-    """A process of the team is gone."""
+    """A process of the team has ended."""
 
 
 class Team:
-    """The processes of a run, each with a ``rank`` of 0 .. ``size`` - 1; as it stands here, one that is alone.
+    """The processes of a run, each with a ``rank`` in 0 .. ``size`` - 1. This class is a team of one.
 
-    sharded: whether a rank keeps only its part of what the steps of a training need beside the model.
+    sharded: in training, each rank keeps only its part of the weights, gradients and optimizer state.
 
-    What is `gather` or `once` for one rank must be so for all, in the same order.
+    All ranks must call `gather` and `once` in the same order.
     """
 
     rank = 0
@@ -48,35 +48,35 @@ class Team:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the one that writes and speaks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def share(self, rows: Tensor) -> Tensor:
-        """What is this rank's of ``(n, ...)``: rows in turn, since neighbours are often alike."""
+        """This rank's part of ``(n, ...)``: every size-th row, since neighbours are often alike."""
         return rows if self.size == 1 else rows[self.rank :: self.size]
 
     def whole(self, shares: Sequence[Tensor]) -> Tensor:
-        """The rows again, on the CPU, from the `share` of each rank."""
+        """All rows, on the CPU, from the shares of all ranks."""
         rows = shares[0].new_empty((sum(map(len, shares)), *shares[0].shape[1:]), device="cpu")
         for rank, share in enumerate(shares):
             rows[rank :: self.size] = share
         return rows
 
     def check_rows(self, name: str, rows: int) -> None:
-        """Raises where there are fewer rows than ranks."""
+        """Raises ValueError if there are fewer rows than ranks."""
         if rows < self.size:
             raise ValueError(f"{name} must have at least a row for each of the {self.size} ranks, got {rows}")
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Has every rank do its work, and gives what all gave, by rank; what one raises, all raise."""
+        """Every rank does its work; returns all results, by rank. If one raises, all raise."""
         return [work()]
 
     def once(self, work: Callable[[], T]) -> T:
-        """Has rank 0 alone do some work, and gives all what it gave; what it raises, all raise."""
+        """Rank 0 does the work; returns its result on every rank. If it raises, all raise."""
         return work()
 
     def by_row(self, work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """What a function gives for rows, a value for each, on the CPU; every rank does its share.
+        """``work(*rows)``, a value for each row, on the CPU; every rank does its share.
 
             radii = team.by_row(partial(certify.radius, model), x, y)
 
@@ -86,20 +86,18 @@ class Team:
         return self.whole(self.gather(lambda: work(*map(self.share, rows)).cpu()))
 
     def averaged(self, model: nn.Module, layers: Sequence[str] = ()) -> nn.Module:  # noqa: ARG002
-        """The model as one whose backward averages the gradients of all ranks; alone, the model.
+        """The model with a backward pass that averages gradients over ranks.
 
-        Where the team is `sharded` it is a copy, with the same buffers and the same order of parameters, of which every
-        rank has a part.
+        If the team is sharded it is a copy in parts, with the same buffers and order of parameters.
 
-        layers: the modules by name that are made whole one at a time, as they are called; the rest is so for all of a
-            step.
+        layers: names of modules that are made whole one at a time, when called; the rest is whole during a step.
         """
         return model
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Around steps of the `averaged` model; at the end the model itself has its weights, and the buffers of rank 0,
-        on every rank."""
+        """Surrounds steps of the `averaged` model. Afterwards the model has its weights, and rank 0's buffers, on every
+        rank."""
         yield
 
     def joined(self, part: Tensor) -> Tensor:
@@ -107,7 +105,7 @@ class Team:
         return part
 
     def parted(self, whole: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
-        """What this rank has of a tensor, which all have whole, if it has that of ``like``."""
+        """This rank's part of a tensor, if ``like`` is a part."""
         return whole
 
 
@@ -120,8 +118,8 @@ class _Ranks(Team):
     def __init__(self, fabric: Fabric, sharded: bool) -> None:
         self._fabric, self.sharded = fabric, sharded
         self.rank, self.size = fabric.global_rank, fabric.world_size
-        # Over TCP also where gradients go from GPU to GPU: a closed connection is an error there, not a wait.
-        self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        # TCP, also if gradients go from GPU to GPU: it reports a closed connection at once.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         self._told: Exception | None = None
         self._stepping = False
         self._buffers: list[Tensor] = []
@@ -132,7 +130,7 @@ class _Ranks(Team):
 
     def once(self, work: Callable[[], T]) -> T:
         error, value = _tried(work) if self.first else (None, None)
-        # Apart from the value, which only one has and which may be large.
+        # Without the value, which may be large.
         self._exchange(error, None)
         box = [value]
         with _connected():
@@ -185,22 +183,22 @@ class _Ranks(Team):
 
         if not isinstance(like, DTensor):
             return whole
-        # Without a source nobody sends anything.
+        # Without a source rank nothing is sent.
         return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def leave(self) -> None:
-        """Ends the connection, whose threads a process that just ends may trip over.
+        """Closes the connection, whose threads may crash a process that ends.
 
-        Not in the middle of a step, nor from GPU to GPU: what is under way there would be waited for.
+        Not during a step, nor between GPUs: it would wait for collectives under way.
         """
         if not self._stepping and self._fabric.device.type == "cpu":
             torch.distributed.destroy_process_group()
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends a rank on which something was raised: rank 0 raises it, to be told, the others end.
+        """Ends a rank after an error: rank 0 raises it, the others exit.
 
-        What was raised on another rank alone comes to rank 0 in its next exchange. In the steps of a training there is
-        none, and the rank speaks for itself.
+        An error of another rank reaches rank 0 in its next exchange. During training steps there is none, so the rank
+        raises it itself.
         """
         if not (error is self._told or self._stepping or isinstance(error, LostError)):
             try:
@@ -212,14 +210,14 @@ class _Ranks(Team):
         if self.first:
             raise error
         if error is self._told:
-            # The code of the run is that of rank 0, which a launcher that sees another first might not let speak.
+            # Rank 0 gives the exit code. A launcher that sees another code first may end rank 0 before it prints.
             raise SystemExit(0) from None
         if isinstance(error, LostError):
             raise SystemExit(1) from None
         raise error
 
     def _exchange(self, error: Exception | None, value: T) -> list[T]:
-        """What all ranks gave, by rank; raises the first error among them."""
+        """The values of all ranks; raises the first error among them."""
         box: list[Any] = [None] * self.size
         with _connected():
             torch.distributed.all_gather_object(box, (_tellable(error), value), self._group)
@@ -235,20 +233,19 @@ class _Ranks(Team):
 def together(
     devices: int | None = None, nodes: int = 1, device: str | None = None, *, sharded: bool = False
 ) -> Iterator[Team]:
-    """The team of a run, inside of which it is done.
+    """The team of a run; the work goes inside the ``with``.
 
         with parallel.together(devices=2) as team:
             evaluation = ell0.evaluate(model, x, y, ball, team=team)
 
-    Starts the processes, which all come here by the same command, or joins those of torchrun or SLURM. An error on one
-    rank ends all of them: rank 0 raises it, the others end quietly.
+    Starts the processes, which all run the same command up to here, or joins those of torchrun or SLURM. An error on
+    one rank ends all: rank 0 raises it, the others exit silently.
 
     Args:
-        devices: processes on each node, with a GPU each where there are GPUs. None: one, or those of torchrun.
-        nodes: machines.  device: ``"cpu"`` or ``"cuda"``; None: GPUs where there are some.
-        sharded: in the steps of a training weights, gradients and the state of the optimizer are shared out (FSDP), for
-            networks that leave a GPU no room for all three. The model itself, which attacks and evaluations ask, stays
-            whole on every rank.
+        devices: processes on each node, with one GPU each if there are GPUs. Default: one, or those of torchrun.
+        nodes: machines.  device: ``"cpu"`` or ``"cuda"``. Default: GPUs if there are any.
+        sharded: training steps share out weights, gradients and optimizer state (FSDP), for networks too large for one
+            GPU. The model itself, which attacks and evaluations call, stays whole on every rank.
     """
     team = _launched(devices, nodes, device, sharded)
     if not isinstance(team, _Ranks):
@@ -289,20 +286,20 @@ def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool
         raise ImportError(
             f"more than one process needs Lightning Fabric: pip install 'ell0[dist]' ({error})"
         ) from error
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of every process that starts
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports every process that starts
     fabric = Fabric(accelerator="cuda" if gpus else "cpu", devices=devices, num_nodes=nodes, strategy="ddp")
     fabric.launch()
     return _Ranks(fabric, sharded)
 
 
 def _no_view(_layer: nn.Module, _given: object, output: Any) -> Any:
-    """What a layer gives, in memory of its own: FSDP waits on it for the backward, and waits in vain on a view that the
-    next layer writes to."""
+    """A layer's output in its own memory: FSDP hooks it for the backward pass, and the hook of a view is lost if the
+    next layer writes to it."""
     return output.clone() if isinstance(output, Tensor) and output._is_view() else output
 
 
 def _tried(work: Callable[[], object]) -> tuple[Exception | None, Any]:
-    """What some work raised, and what it gave."""
+    """What the work raised, and what it returned."""
     try:
         return None, work()
     except Exception as error:
@@ -310,7 +307,7 @@ def _tried(work: Callable[[], object]) -> tuple[Exception | None, Any]:
 
 
 def _tellable(error: Exception | None) -> Exception | None:
-    """The error, or where another process could not read it, its words."""
+    """The error, or its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -320,12 +317,12 @@ def _tellable(error: Exception | None) -> Exception | None:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Says in one sentence that another process is gone, which torch tells in many ways."""
+    """Turns the many errors of torch for a lost process into one sentence."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
             raise
         raise LostError(
-            "a process of this run has ended, so all of it has: what was done is kept, run it again to go on"
+            "a process of this run has ended, so all of them have; run it again to resume from the last checkpoint"
         ) from error

@@ -20,7 +20,6 @@ from .. import recipe as recipes
 from ..parallel import together
 from ..recipe import Stage, Swept
 from ..results import WORST_CASE, Measurement, Results
-from ..train import Epoch
 from ._common import Devices, Json, Nodes, Quiet
 
 _COLUMNS = 6  # budgets that a terminal has room for
@@ -144,25 +143,12 @@ def _progress(console: Console) -> Iterator[Callable[[Stage], None]]:
     def show(stage: Stage) -> None:
         head = f"{stage.number}/{stage.stages} {stage.what}"
         if console.is_terminal:
-            status.update(escape(head if stage.training is None else f"{head}: {_words(stage)}"))
+            status.update(escape(head if stage.training is None else f"{head}: {stage.training}"))
         elif stage.training is None:
             console.out(head, highlight=False)
 
     with console.status("") as status:
         yield show
-
-
-def _words(stage: Stage) -> str:
-    training = stage.training
-    assert training is not None
-    left = training.seconds_left
-    ending = "" if left is None else f", {int(left // 60)}:{int(left % 60):02d} left"
-    if not isinstance(training, Epoch):
-        return f"attacked {training.done} of {training.rows} rows, {training.appended} broken{ending}"
-    figures = f"loss {training.loss:.3g}, accuracy {100 * training.train_accuracy:.1f} %"
-    if training.validation_accuracy is not None:
-        figures += f", validation {100 * training.validation_accuracy:.1f} %"
-    return f"epoch {training.epoch + 1} of {training.epochs}, {figures}{ending}"
 
 
 def _show(results: Results) -> None:

@@ -20,14 +20,14 @@ from ..attacks import ATTACKS, AttackResult
 from ..data import RANGES, Scale
 from ..results import WORST_CASE, Measurement, Row
 from ..threat import L0Ball, Unit, stretched
-from ..train import Objective, Trades, TrainConfig
+from ..train import Trades, TrainConfig, TrainingObjective
 from ._data import Data
 from ._model import VOTERS, read_model
 from ._toml import ANYTHING, FLAG, NUMBER, POSITIVE, TEXT, Table, choice, many, whole, written
 
 SHIPPED = Path(__file__).parent / "recipes"
 
-_TRADES = ["steps", "loss", "weight", "ramp", "step_size", "mask_step"]
+_TRADES = ["steps", "loss", "weight"]
 _SCALAR = (str, bool, int, float)
 
 
@@ -65,7 +65,7 @@ class Classifier:
     training: TrainConfig
     attack: Attack | None = None
     budget: int = 0
-    objective: Objective | None = None
+    objective: TrainingObjective | None = None
 
     @property
     def k(self) -> int | None:
@@ -410,7 +410,7 @@ def _classifier(table: Table, seed: int, over: Mapping[str, Any], source: Data) 
     ]
 
 
-def _objective(training: Table, source: Data) -> Objective | None:
+def _objective(training: Table, source: Data) -> TrainingObjective | None:
     certified, trades = training.table("certified"), training.table("trades")
     if certified is not None and trades is not None:
         raise ValueError(f"{training.where}: must have certified or trades, and not both")

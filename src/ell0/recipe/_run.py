@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from .. import certify, train
-from ..common import device_of, write_whole
+from ..common import Step, device_of, write_whole
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Measurement, Results, Row
-from ..train import AttackStage, Epoch
 from ._data import Splits, splits
 from ._found import Found, weights_of
 from ._found import load as load_found
@@ -40,7 +39,7 @@ class Stage:
     number: int
     stages: int
     what: str
-    training: Epoch | AttackStage | None = None
+    training: Step | None = None
 
 
 Progress = Callable[[Stage], None]
@@ -181,7 +180,7 @@ class _Run:
         proven = {other.classifier.name for other in self._tasks if other.measure.what == "certified_accuracy"}
         return dense_products(tf32=False) if task.classifier.name in proven else nullcontext()
 
-    def _say(self, what: str) -> Callable[[Epoch | AttackStage], None]:
+    def _say(self, what: str) -> Callable[[Step], None]:
         """Tells of a new stage, and gives what tells of the training in it."""
         self._stage += 1
         stage = Stage(self._stage, self._stages, what)

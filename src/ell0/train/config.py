@@ -1,4 +1,4 @@
-"""How a network is trained: one frozen value, and the two of the paper."""
+"""How a network is trained: one frozen value, and the paper's two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..attacks.contract import check_count
+from ..common import check_count
 
 Schedule = Literal["steps", "cosine"]
 Optimizer = Literal["sgd", "adam"]
@@ -16,29 +16,25 @@ Augment = Literal["none", "crop-flip", "shift"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The parameters of a training.
+    """The settings of a training.
 
     epochs, batch: passes over the rows, and rows of a step.
-    rates: learning rates. By ``"steps"`` each holds for an equal share of the epochs, in whole epochs; ``"cosine"`` has
-        one, from which the rate falls to 0 over all steps.
-    warm_up: share of all steps in which a cosine first rises, from 0; in [0, 1).
-    momentum: of SGD; of Adam its first beta.  weight_decay: times the weights, added to the gradient.
-    refresh: an attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
-    augment: ``"crop-flip"``: in a step each image, those of X' too, is moved by up to 4 pixels in both directions,
-        with 0 where nothing comes in, and mirrored every other time. ``"shift"``: by up to 1 pixel, with the nearest of
-        its pixels where nothing comes in, so that a changed pixel of the edge may appear more than once. For x
-        ``(n, channels, height, width)``.
-    seed: gives the order of the rows in each epoch, how they are augmented, the key of each attack, and what a model
-        draws (dropout). The weights are the caller's.
-    precision: ``"tf32"`` is for the dense products on a GPU, in steps, attacks and validation; ``"bf16"`` for the
-        forward of the steps (autocast), while weights, attacks and validation stay in float32.
-    attack_precision: of the attack; None: as ``precision`` says. In ``"bf16"`` margins are rounded, so that X' may hold
-        points which break the network only when it is rounded like that.
-    channels_last: the weights of convolutions lie as a GPU's fast ones want them, and stay so; no value changes. None:
-        where the model is on a GPU.
-    compile: ``torch.compile`` for the forward of whole batches.
-    graph: whole batches are replayed from a CUDA graph; None: where the model is on a GPU.
-    attack_batch: rows of one call of the attack; None: 1,024 on the CPU, up to 32,768 on a GPU.
+    rates: learning rates. With ``"steps"`` each holds for an equal share of the epochs, in whole epochs; ``"cosine"``
+        takes one rate, which falls to 0 over all steps.
+    warm_up: share of all steps, in [0, 1), over which a cosine rises from 0 first.
+    momentum: of SGD; for Adam its first beta.  weight_decay: times the weights, added to the gradient.
+    refresh: the attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
+    augment: ``"crop-flip"`` moves each image of a step, also those of X', by up to 4 pixels in both directions, fills
+        with 0 and mirrors half of them. ``"shift"`` moves by up to 1 pixel and fills with the nearest pixel, so a
+        changed pixel at the edge may appear more than once. Both need x ``(n, channels, height, width)``.
+    seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
+        initialises the weights.
+    precision: ``"tf32"``: dense products on a GPU, in steps, attacks and validation; ``"bf16"``: the forward pass of
+        steps (autocast), while weights, attacks and validation stay in float32.
+    attack_precision: precision of the attack. Default: float32, or TF32 if ``precision`` says so. ``"bf16"`` rounds
+        margins, so X' may hold points that break only the rounded network.
+    graph: replay whole batches from a CUDA graph. Default: if the model is on a GPU.
+    attack_batch: rows of one call of the attack. Default: 1,024 on the CPU, up to 32,768 on a GPU.
     """
 
     epochs: int = 250
@@ -54,16 +50,12 @@ class TrainConfig:
     seed: int = 0
     precision: Precision = "fp32"
     attack_precision: Precision | None = None
-    channels_last: bool | None = None
-    compile: bool = False
     graph: bool | None = None
     attack_batch: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "refresh"):
+        for name in ("epochs", "batch", "refresh", *(["attack_batch"] if self.attack_batch is not None else [])):
             check_count(name, getattr(self, name))
-        if self.attack_batch is not None:
-            check_count("attack_batch", self.attack_batch)
         check_count("seed", self.seed, least=0)
         kinds = {"schedule": Schedule, "optimizer": Optimizer, "augment": Augment, "precision": Precision}
         if self.attack_precision is not None:
@@ -83,11 +75,8 @@ class TrainConfig:
             raise ValueError(f'rates must be one for schedule="cosine", got {self.rates!r}')
         if self.schedule == "steps" and self.warm_up:
             raise ValueError(f'warm_up must be 0 for schedule="steps", got {self.warm_up!r}')
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"compile must be True or False, got {self.compile!r}")
-        for name in ("graph", "channels_last"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        if not isinstance(self.graph, bool | None):
+            raise ValueError(f"graph must be True, False or None, got {self.graph!r}")
 
     def rates_of(self, epoch: int, steps: int) -> list[float]:
         """The learning rate of each step of an epoch."""
@@ -95,14 +84,14 @@ class TrainConfig:
             return [self.rates[epoch * len(self.rates) // self.epochs]] * steps
         return [self._cosine((epoch + (step + 0.5) / steps) / self.epochs) for step in range(steps)]
 
-    def _cosine(self, share: float) -> float:
-        """The rate when this share of the training is done."""
-        if share < self.warm_up:
-            return self.rates[0] * share / self.warm_up
-        return self.rates[0] * (1 + math.cos(math.pi * (share - self.warm_up) / (1 - self.warm_up))) / 2
+    def _cosine(self, done: float) -> float:
+        """The rate after this share of the training."""
+        if done < self.warm_up:
+            return self.rates[0] * done / self.warm_up
+        return self.rates[0] * (1 + math.cos(math.pi * (done - self.warm_up) / (1 - self.warm_up))) / 2
 
     def attacks_before(self, epoch: int) -> bool:
-        """Whether an adversarial training attacks before this epoch."""
+        """Whether adversarial training attacks before this epoch."""
         return epoch > 0 and epoch % self.refresh == 0
 
 

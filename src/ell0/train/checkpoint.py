@@ -13,30 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from ..common import write_whole
-from . import _tensors
+from . import safetensors_format
 
 NAME = "checkpoint.safetensors"
 """The file in a folder that `fit` writes to."""
 
-_OPTIMIZER = "optimizer/"  # before the names of its tensors: no name of a module's parameter begins so
+_STATE = ("optimizer/", "appended/")  # prefixes of what is not the model's: no parameter of a module has such a name
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What `load_checkpoint` read.
 
-    tensors: the model's, by their names.  card: what was given to `save_checkpoint`, or to `fit`.
-    about: what was noted beside it: the model in words, versions, and of a training its config, epoch and log.
-    optimizer: the state of the optimizer, of a training that is not done.
+    tensors: the model's, by name.  card: what `save_checkpoint` or `fit` was given.
+    about: the model in words, versions, and of a training its config, epoch and log.
+    state: of an unfinished training, the tensors of its optimizer and of X'.
     """
 
     tensors: dict[str, Tensor]
     card: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
-    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
 
     def into(self, model: nn.Module) -> None:
-        """Copies the tensors into a model; raises ValueError, and changes nothing, if it is another architecture."""
+        """Copies the tensors into a model. Raises ValueError, and changes nothing, if the architecture differs."""
         own = model.state_dict()
         faults = [f"the model has no {name}" for name in self.tensors if name not in own]
         faults += [f"the checkpoint has no {name}" for name in own if name not in self.tensors]
@@ -52,44 +52,39 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path | str, model: nn.Module, card: Mapping[str, Any] | None = None) -> Path:
-    """Writes a model's weights and a card to a safetensors file, and the card in a JSON file beside it.
-
-    card: anything that JSON can say.
-    """
-    path = Path(path)
-    write(path, Checkpoint(model.state_dict(), dict(card or {}), about(model)))
-    return path
+    """Writes a model's weights and a card, any JSON object, to a safetensors file; the card also to a JSON file beside
+    it."""
+    write(Path(path), Checkpoint(model.state_dict(), dict(card or {}), about(model)))
+    return Path(path)
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:
-    """Reads what `save_checkpoint` or `fit` wrote: a file, or a folder that `fit` wrote to. Tensors on the CPU.
+    """Reads a file of `save_checkpoint`, or a folder of `fit`; the tensors are on the CPU.
 
-    Of a safetensors file from elsewhere the card is empty. A file that is not whole raises ValueError.
+    A safetensors file from elsewhere has an empty card. Raises ValueError if the file is damaged.
     """
     path = Path(path)
     path = path / NAME if path.is_dir() else path
-    tensors, metadata = _tensors.read(path)
+    tensors, metadata = safetensors_format.read(path)
     try:
         card, about = (dict(json.loads(metadata.get(key, "{}"))) for key in ("card", "about"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its card is not a JSON object") from error
-    optimizer = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_OPTIMIZER)}
-    return Checkpoint(tensors, card, about, {name.removeprefix(_OPTIMIZER): t for name, t in optimizer.items()})
+    state = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_STATE)}
+    return Checkpoint(tensors, card, about, state)
 
 
 def about(model: nn.Module) -> dict[str, Any]:
-    """What is noted of every model."""
+    """What every checkpoint says of its model."""
     from .. import __version__
 
     return {"model": repr(model), "versions": {"ell0": __version__, "torch": torch.__version__}}
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint whole: one file holds all of it, so no kill can part weights from card. The JSON file beside
-    it is for people, and may be older after a kill."""
-    optimizer = {_OPTIMIZER + name: tensor for name, tensor in checkpoint.optimizer.items()}
+    """Writes one file, so that a kill cannot part weights from card, and then the JSON file."""
     words = {"card": json.dumps(checkpoint.card), "about": json.dumps(checkpoint.about)}
-    content = _tensors.encode(checkpoint.tensors | optimizer, {"format": "pt", **words})
+    content = safetensors_format.encode(checkpoint.tensors | checkpoint.state, {"format": "pt", **words})
     try:
         write_whole(path, content)
         write_card(path, checkpoint, content)
@@ -98,7 +93,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_card(path: Path, checkpoint: Checkpoint, content: bytes) -> None:
-    """Writes the JSON file beside a checkpoint; the log has a file of its own."""
-    about = {key: value for key, value in checkpoint.about.items() if key not in ("log", "parts")}
-    what = {"card": checkpoint.card, **about, "sha256": hashlib.sha256(content).hexdigest()}
-    write_whole(path.with_suffix(".json"), (json.dumps(what, indent=1) + "\n").encode())
+    """Writes the JSON file beside a checkpoint, for people; the log has its own file."""
+    about = {key: value for key, value in checkpoint.about.items() if key not in ("log", "made_from")}
+    card = {"card": checkpoint.card, **about, "sha256": hashlib.sha256(content).hexdigest()}
+    write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
