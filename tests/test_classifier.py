@@ -1,10 +1,8 @@
-"""The truncated linear classifier: its attacker against enumeration, its certificate, its optimum, bad input."""
+"""The truncated linear classifier: margins and certificates against enumeration, the optimum, bad input."""
 
 from __future__ import annotations
 
 import itertools
-import time
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,8 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
-from ell0.theory._classifier import NotAttainableError, TruncatedLinearClassifier, select_k
-from ell0.theory._solver import Dual, capped, evaluate, mixed
+from ell0.theory import NotAttainableError, TruncatedLinearClassifier
+from ell0.theory.solver import Dual, capped, evaluate, mixed
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,17 +22,8 @@ Floats = npt.NDArray[np.float64]
 def classifier(weight: Floats, intercept: Floats, **settings: Any) -> TruncatedLinearClassifier:
     """A classifier with these weights, (1 or classes, d), as if it had been fitted."""
     model = TruncatedLinearClassifier(**settings)
-    rows = np.random.default_rng(0).integers(0, 2, (40, weight.shape[1])).astype(float)
-    classes = max(2, len(weight))
-    labels = np.arange(40) % classes
-    rows[:, 0] = labels
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        easy = TruncatedLinearClassifier(k=0, budget=0, max_iter=5).fit(rows, labels)
-    for name in ("classes_", "n_features_in_"):
-        setattr(model, name, getattr(easy, name))
+    model.classes_, model.n_features_in_ = np.arange(max(2, len(weight))), weight.shape[1]
     model.attacked_ = model._check_attacked()
-    model.threat_ = model._threat()
     model.budget_ = model.k if model.budget is None else model.budget
     model.coef_, model.intercept_ = weight, intercept
     return model
@@ -45,61 +34,44 @@ def margin(model: TruncatedLinearClassifier, x: Floats, own: int) -> Floats:
     classes = len(model.classes_)
     weight = np.concatenate([-model.coef_, model.coef_]) / 2 if classes == 2 else model.coef_
     shift = np.concatenate([-model.intercept_, model.intercept_]) / 2 if classes == 2 else model.intercept_
-    unit = np.unique(np.arange(x.shape[1]) if model.groups is None else np.asarray(model.groups), return_inverse=True)[
-        1
-    ]
     duels = []
     for other in set(range(classes)) - {own}:
-        products = x * (weight[own] - weight[other])
-        terms = np.stack([products[:, unit == g].sum(1) for g in range(unit.max() + 1)], 1)
-        kept = np.sort(terms, 1)[:, model.k : terms.shape[1] - model.k]
+        terms = np.sort(x * (weight[own] - weight[other]), 1)
+        kept = terms[:, model.k : terms.shape[1] - model.k]
         duels.append(kept.sum(1) + shift[own] - shift[other])
     lowest: Floats = np.min(duels, 0)
     return lowest
 
 
 def neighbours(model: TruncatedLinearClassifier, x: Floats, budget: int) -> Floats:
-    """Every set of at most ``budget`` units of x (d,) changed: to every mixture of extremes, or 0 to 1 alone."""
-    d = len(x)
-    groups = np.arange(d) if model.groups is None else np.asarray(model.groups)
-    mutable = np.ones(d, bool) if model.mutable is None else np.asarray(model.mutable)
+    """Every set of at most ``budget`` features of x (d,) changed: to every mixture of extremes, or 0 to 1 alone."""
     out = [x]
     for count in range(1, budget + 1):
-        for units in itertools.combinations(np.unique(groups), count):
-            features = np.flatnonzero(np.isin(groups, units) & mutable)
-            values = [(1.0,)] * len(features) if model.features == "add" else [(-1e6, 1e6)] * len(features)
-            for change in itertools.product(*values):
+        for features in itertools.combinations(range(len(x)), count):
+            for change in itertools.product(*[(1.0,) if model.features == "add" else (-1e6, 1e6)] * count):
                 moved = x.copy()
-                moved[features] = change
+                moved[list(features)] = change
                 out.append(moved)
     return np.array(out)
 
 
-CASES = [
-    pytest.param(classes, settings, id=f"{classes} classes, {name}")
-    for classes in (2, 3)
-    for name, settings in {
-        "any value": {"k": 2},
-        "k above budget": {"k": 3},
-        "frozen": {"k": 2, "mutable": np.arange(7) % 3 > 0},
-        "nearly all frozen": {"k": 3, "mutable": np.arange(7) == 2},
-        "groups": {"k": 1, "groups": ["a", "b", "a", "c", "d", "c", "e"]},
-        "add-only": {"k": 1, "features": "add"},
-        "add-only, frozen": {"k": 2, "features": "add", "mutable": np.arange(7) % 3 > 0},
-        "add-only, no truncation": {"k": 0, "features": "add"},
-    }.items()
-]
+CASES: dict[str, dict[str, Any]] = {
+    "any value": {"k": 2},
+    "k above budget": {"k": 3},
+    "add-only": {"k": 0, "features": "add"},
+}
 
 
 @pytest.mark.parametrize("zero_weights", [False, True])
-@pytest.mark.parametrize(("classes", "settings"), CASES)
-def test_attack_margin_and_radius_equal_enumeration(classes: int, settings: dict[str, Any], zero_weights: bool) -> None:
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_margin_and_radius_equal_enumeration(case: str, classes: int, zero_weights: bool) -> None:
     rng = np.random.default_rng(5)
     for _ in range(2):
         weight = rng.normal(size=(classes if classes > 2 else 1, 7)) + 0.5
         if zero_weights:
             weight[:, rng.random(7) < 0.4] = 0.0
-        model = classifier(weight, rng.normal(size=len(weight)) * 0.3, **settings)
+        model = classifier(weight, rng.normal(size=len(weight)) * 0.3, **CASES[case])
         x = rng.normal(size=(4, 7)) * (rng.random((4, 7)) < 0.7)
         if model.features == "add":
             x = (x != 0).astype(float)
@@ -111,16 +83,6 @@ def test_attack_margin_and_radius_equal_enumeration(classes: int, settings: dict
             around = [neighbours(model, row, budget) for row in x]
             lowest = np.array([margin(model, near, own).min() for near, own in zip(around, label, strict=True)])
             np.testing.assert_allclose(model.worst_case_margin(x, label, budget), lowest, rtol=1e-9, atol=1e-9)
-            x_adv = model.worst_case_attack(x, label, budget)
-            reached = [margin(model, a[None], c)[0] for a, c in zip(x_adv, label, strict=True)]
-            np.testing.assert_allclose(reached, lowest, rtol=1e-9, atol=1e-9)
-            groups = np.arange(7) if model.groups is None else np.unique(model.groups, return_inverse=True)[1]
-            changed = [len(set(groups[a != b])) for a, b in zip(x, x_adv, strict=True)]
-            assert max(changed) <= budget
-            if model.mutable is not None:
-                assert (x_adv == x)[:, ~np.asarray(model.mutable)].all()
-            if model.features == "add":
-                assert ((x_adv == x) | ((x == 0) & (x_adv == 1))).all()
             same = np.array([(model.predict(near) == a).all() for near, a in zip(around, answer, strict=True)])
             radius = np.where(same & (radius == budget - 1), budget, radius)
         certified = np.minimum(model.certified_radius(x), most)
@@ -129,7 +91,7 @@ def test_attack_margin_and_radius_equal_enumeration(classes: int, settings: dict
             assert (certified == radius).all()
 
 
-@pytest.mark.parametrize("settings", [{"k": 2}, {"k": 3, "budget": 1}, {"k": 2, "features": "add"}])
+@pytest.mark.parametrize("settings", [{"k": 2}, {"k": 3, "budget": 1}, {"k": 0, "budget": 2, "features": "add"}])
 def test_csr_rows_equal_dense_rows(settings: dict[str, Any]) -> None:
     # short and full rows side by side, more zeros than slots, and explicit zeros
     rng = np.random.default_rng(1)
@@ -142,39 +104,31 @@ def test_csr_rows_equal_dense_rows(settings: dict[str, Any]) -> None:
     expected = np.array([margin(model, x, c) for c in range(3)]).T
     np.testing.assert_allclose(model.decision_function(rows), expected, atol=1e-12)
     np.testing.assert_array_equal(model.certified_radius(rows), model.certified_radius(x))
-    x_adv = model.worst_case_attack(rows, label)
-    assert sparse.issparse(x_adv)
-    np.testing.assert_allclose(x_adv.toarray(), model.worst_case_attack(x, label))
+    np.testing.assert_allclose(model.worst_case_margin(rows, label), model.worst_case_margin(x, label), atol=1e-12)
     assert (rows.toarray() == x).all()
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_rows_of_a_class_that_is_not_attacked_stay_as_they_are(classes: int) -> None:
     rng = np.random.default_rng(4)
-    weight, intercept = (
-        rng.normal(size=(classes if classes > 2 else 1, 30)),
-        rng.normal(size=classes if classes > 2 else 1),
-    )
+    weight = rng.normal(size=(classes if classes > 2 else 1, 30))
+    intercept = rng.normal(size=len(weight))
     x, y = table(40, 30, seed=2, classes=classes)
     free, bound = (
-        classifier(weight, intercept, k=1, budget=4, features="add", attacked=attacked) for attacked in (None, [1])
+        classifier(weight, intercept, k=0, budget=4, features="add", attacked=attacked) for attacked in (None, [1])
     )
     ours = y == 1
     lowest = bound.worst_case_margin(x, y)
     np.testing.assert_array_equal(lowest[ours], free.worst_case_margin(x, y)[ours])
     np.testing.assert_array_equal(lowest[~ours], free.worst_case_margin(x, y, 0)[~ours])
-    x_adv = bound.worst_case_attack(x, y)
-    np.testing.assert_array_equal(x_adv[~ours], x[~ours])
-    assert (x_adv[ours] != x[ours]).any(1).all()
+    assert (lowest < free.worst_case_margin(x, y, 0))[ours].all()
 
 
-def test_radius_when_nothing_can_change() -> None:
-    model = classifier(np.ones((1, 7)), np.zeros(1), k=2, mutable=np.zeros(7, bool))
+def test_radius_of_sums_that_nothing_breaks_and_of_zero_sums() -> None:
+    # two features of nonzero weight are always truncated
+    model = classifier(np.array([[1.0, 1, 0, 0, 0, 0, 0]]), np.ones(1), k=2)
     assert model.certified_radius(np.ones((1, 7))).tolist() == [7]
-    # two movable units are always truncated
-    model = classifier(np.ones((1, 7)), np.zeros(1), k=2, mutable=np.arange(7) < 2)
-    assert model.certified_radius(np.ones((1, 7))).tolist() == [7]
-    # a sum that is zero decides nothing
+    model = classifier(np.ones((1, 7)), np.zeros(1), k=2)
     assert model.certified_radius(np.zeros((1, 7))).tolist() == [0]
 
 
@@ -195,8 +149,6 @@ def objective(model: TruncatedLinearClassifier, x: Floats, y: npt.NDArray[np.int
 
 CONVEX: dict[str, dict[str, Any]] = {
     "any value": {"k": 2},
-    "frozen": {"k": 2, "mutable": np.arange(30) % 3 == 0},
-    "groups": {"k": 2, "groups": np.arange(30) // 2},
     "add-only": {"k": 0, "budget": 3, "features": "add"},
     "add-only, one class attacked": {"k": 0, "budget": 3, "features": "add", "attacked": [1]},
     "plain": {"k": 0},
@@ -261,32 +213,20 @@ def test_mixture_of_dual_points_is_a_better_one() -> None:
 def test_capped_is_the_projection(mu: float) -> None:
     rng = np.random.default_rng(2)
     v = rng.normal(size=(200, 9)) * (rng.random((200, 9)) < 0.5)
-    v[:50, :5] = -np.inf
     p = capped(v, 4, mu)
     np.testing.assert_allclose(p.sum(1), 4, atol=1e-9)
     assert ((p >= 0) & (p <= 1)).all()
-    assert (p[:50, :5] == 0).all()
     # optimal: moving a little from a term with room below to one with room above never gains
-    slope = np.where(np.isfinite(v), v, -1e9) - mu * p
+    slope = v - mu * p
     gain = np.where(p < 1 - 1e-9, slope, -np.inf).max(1) - np.where(p > 1e-9, slope, np.inf).min(1)
     assert (gain <= 1e-7).all()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"k": 4, "budget": 1},
-        {"k": 2, "budget": 2, "features": "add"},
-        {"k": 1, "budget": 3, "features": "add"},
-        {"k": 1, "budget": 3, "features": "add", "attacked": [0, 2]},
-    ],
-)
-def test_linearised_problem_is_above_the_true_one_and_equal_where_it_is_made(settings: dict[str, Any]) -> None:
+def test_linearised_problem_is_above_the_true_one_and_equal_where_it_is_made() -> None:
     x, y = table(60, 30, seed=5, classes=3)
     rng = np.random.default_rng(2)
-    model = classifier(rng.normal(size=(3, 30)), rng.normal(size=3), alpha=1e-2, **settings)
-    rows = sparse.csr_matrix(x)
-    problem = model._linearised(model._problem(rows, y), rows, y)
+    model = classifier(rng.normal(size=(3, 30)), rng.normal(size=3), alpha=1e-2, k=4, budget=1)
+    problem = model._linearised(model._problem(sparse.csr_matrix(x), y))
 
     def values() -> tuple[float, float]:
         point = evaluate(problem, np.column_stack([model.coef_, model.intercept_]), 1e-7)
@@ -323,7 +263,6 @@ def test_training_beats_plain_weights_in_the_worst_case(settings: dict[str, Any]
     robust, without = ((m.worst_case_margin(x_test, y_test) > 0).mean() for m in (model, rival))
     # Weights that lose to fewer changes than k are found only to a local optimum, from the plain ones.
     assert robust >= without if settings["k"] == 6 else robust > without
-    assert model.score(model.worst_case_attack(x_test, y_test), y_test) == pytest.approx(robust)
 
 
 def test_fit_is_repeatable_and_the_same_for_csr() -> None:
@@ -339,20 +278,11 @@ def test_digits_ten_classes() -> None:
     x, y = load_digits(return_X_y=True)
     model = TruncatedLinearClassifier(k=2, alpha=1e-2, tol=1e-2).fit(x[:600] / 16, y[:600])
     assert model.gap_ <= 1e-2
-    radius = model.certified_radius(x[600:900] / 16)
-    x_adv = model.worst_case_attack(x[600:900] / 16, model.predict(x[600:900] / 16))
-    assert model.score(x[600:900] / 16, y[600:900]) > 0.6
-    assert (model.predict(x_adv) == model.predict(x[600:900] / 16))[radius >= 2].all()
-    assert (radius >= 2).any()
-    assert not hasattr(model, "predict_proba")
-
-
-def test_select_k_takes_a_larger_k_where_that_is_better() -> None:
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 2, 400)
-    x = (2 * y[:, None] - 1) * 0.4 + rng.normal(size=(400, 40))
-    assert select_k(x, y, 2, candidates=[2, 8], estimator=TruncatedLinearClassifier(alpha=1e-2, random_state=0)) > 2
-    assert select_k(x, y, 2, candidates=[3], estimator=TruncatedLinearClassifier(alpha=1e-2)) == 3
+    test = x[600:900] / 16
+    assert model.score(test, y[600:900]) > 0.6
+    survives = model.worst_case_margin(test, model.predict(test), 2) > 0
+    assert survives.any()
+    np.testing.assert_array_equal(model.certified_radius(test) >= 2, survives)
 
 
 def test_scikit_learn_contract() -> None:
@@ -375,7 +305,7 @@ def test_scikit_learn_contract_of_a_truncated_one() -> None:
     assert len(failed) < 35  # of 55: the others found rows that fit
 
 
-def test_ten_thousand_sparse_rows_in_a_minute() -> None:
+def test_ten_thousand_sparse_rows() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 10_000)
     # 22 features of 2,877 a row, nine in ten from the half that its class prefers
@@ -383,10 +313,7 @@ def test_ten_thousand_sparse_rows_in_a_minute() -> None:
     first = np.where(other ^ (y[:, None] == 1), 0, 1438)
     columns = first + (rng.integers(0, 1438, (10_000, 1)) + 65 * np.arange(22)) % 1438
     x = sparse.csr_matrix((np.ones(220_000), columns.ravel(), np.arange(0, 220_001, 22)), shape=(10_000, 2877))
-    started = time.perf_counter()
-    model = TruncatedLinearClassifier(k=5).fit(x, y)
-    assert time.perf_counter() - started < 60
-    assert model.gap_ <= 1e-3
+    assert TruncatedLinearClassifier(k=5).fit(x, y).gap_ <= 1e-3
 
 
 def test_budget_that_is_not_attainable() -> None:
@@ -395,8 +322,6 @@ def test_budget_that_is_not_attainable() -> None:
     with pytest.raises(NotAttainableError, match="budget=5 is not attainable with k=5"):
         model.fit(x, y)
     assert not hasattr(model, "coef_")
-    with pytest.raises(NotAttainableError, match=r"any k of \[5\]"):
-        select_k(x, y, 5)
 
 
 def test_too_few_iterations_are_said() -> None:
@@ -410,22 +335,18 @@ def test_too_few_iterations_are_said() -> None:
     ("settings", "message"),
     [
         ({"k": 2, "budget": 3}, "budget must be at most k.*got budget=3 with k=2"),
-        ({"k": 5}, r"2\*k < the number of units, got k=5 with n_features = 10"),
-        ({"k": 2, "groups": np.arange(10) // 3}, "got k=2 with 4 groups"),
-        ({"k": 2, "budget": 1.5}, "budget must be an integer >= 0, got 1.5"),
-        ({"k": True}, "k must be an integer >= 0, got True"),
-        ({"k": -1}, "k must be an integer >= 0, got -1"),
+        ({"k": 5}, r"0 <= 2\*k < n_features = 10, got k=5"),
+        ({"k": 2, "budget": 1.5}, "budget must be an int >= 0, got 1.5"),
+        ({"k": True}, "k must be an int >= 0, got True"),
+        ({"k": -1}, "k must be an int >= 0, got -1"),
         ({"k": 1, "alpha": 0.0}, "alpha must be a finite number > 0, got 0.0"),
         ({"k": 1, "tol": float("nan")}, "tol must be a finite number > 0, got nan"),
-        ({"k": 1, "max_iter": 0}, "max_iter must be an integer >= 1, got 0"),
+        ({"k": 1, "max_iter": 0}, "max_iter must be an int >= 1, got 0"),
         ({"k": 1, "features": "remove"}, 'features must be "any" or "add", got \'remove\''),
-        ({"k": 1, "features": "add", "groups": np.arange(10)}, "groups must be None"),
+        ({"k": 1, "features": "add"}, 'k must be 0 with features="add", got k=1'),
         ({"k": 1, "attacked": [1]}, r'attacked must be None unless features="add", got \[1\]'),
-        ({"k": 1, "features": "add", "attacked": [3]}, r"attacked must be labels among \[0, 1\], got \[3\]"),
-        ({"k": 1, "features": "add", "attacked": []}, r"attacked must be labels among \[0, 1\], got \[\]"),
-        ({"k": 1, "mutable": np.ones(9, bool)}, r"mutable must be bool of shape \(10,\), got bool of shape \(9,\)"),
-        ({"k": 1, "mutable": np.ones(10)}, "mutable must be bool .* got float64"),
-        ({"k": 1, "groups": [1, 2]}, r"groups must have shape \(10,\), got \(2,\)"),
+        ({"k": 0, "features": "add", "attacked": [3]}, r"attacked must be labels among \[0, 1\], got \[3\]"),
+        ({"k": 0, "features": "add", "attacked": []}, r"attacked must be labels among \[0, 1\], got \[\]"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
@@ -443,10 +364,8 @@ def test_bad_rows_and_labels() -> None:
     with pytest.raises(ValueError, match="NaN"):
         TruncatedLinearClassifier(k=1).fit(holes, y)
     with pytest.raises(ValueError, match=r"X must be in \{0, 1\}.*got 0.5"):
-        TruncatedLinearClassifier(k=1, features="add").fit(x / 2, y)
+        TruncatedLinearClassifier(k=0, features="add").fit(x / 2, y)
     model = TruncatedLinearClassifier(k=1).fit(x, y)
-    with pytest.raises(ValueError, match="budget must be at most k"):
-        model.worst_case_attack(x, y, 2)
     with pytest.raises(ValueError, match=r"y must be \(200,\) of the classes \[0, 1\]"):
         model.worst_case_margin(x, y + 1)
     assert (model.worst_case_margin(x, y, 2) == -np.inf).all()

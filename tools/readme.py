@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ell0 import recipe
-from ell0.results import Measurement, Results
-from ell0.theory import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN
+from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Measurement, Results
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

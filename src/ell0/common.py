@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +21,10 @@ __all__ = [
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:
-    """Returns value if it is an int >= least; raises a ValueError that names the argument otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """Returns value as an int if it is one, or numpy's, and >= least; raises a ValueError that names it otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def device_of(name: str | None) -> torch.device:

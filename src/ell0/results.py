@@ -28,6 +28,11 @@ WORST_CASE = "worst case"
 CLEAN = "clean"
 """What decided a row that is misclassified without an attack."""
 
+EQUAL, CHOSEN, CLIPPED = "truncated, k = m", "truncated, k chosen", "clipped"
+"""The classifiers of `ell0 theory`, as its rows and its page name them."""
+PLAIN, HARDENED, OURS = "logistic regression", "logistic regression, C against evasion", "TruncatedLinearClassifier"
+"""The detectors of `ell0 theory malware`."""
+
 Row = dict[str, Any]
 """What a measurement says of itself, ``what`` and its identity, without a figure."""
 

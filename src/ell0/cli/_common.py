@@ -39,7 +39,8 @@ def command_words(words: str, function: Callable[..., object], given: Mapping[st
     for name, value in given.items():
         if value != parameters[name].default:
             words += f" --{name.replace('_', '-')}"
-            words += "" if value is True else f" {value.name if isinstance(value, Path) else value}"
+            each = value if isinstance(value, tuple) else [value.name if isinstance(value, Path) else value]
+            words += "" if value is True else f" {' '.join(map(str, each))}"
     return words
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +11,12 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from ..common import check_out
+from ..common import Progress, check_out
 from ..results import Results
 from ._common import Json, Quiet, command_words
 
 app = App(name="theory", help="What truncation is worth, exactly: on a Gaussian mixture, and against evading malware.")
-
 
 _SEVERAL = Parameter(consume_multiple=True, negative="")
 
@@ -36,7 +33,7 @@ def theory(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the robust error of linear classifiers on a Gaussian mixture, and where the paper's theorem speaks.
+    """Measure the robust error of linear classifiers on a Gaussian mixture, and show where the paper's theorem applies.
 
     Examples: ell0 theory
               ell0 theory --dimensions 784 1000 --decays 0 --precision 0.01 --out runs/784
@@ -44,29 +41,28 @@ def theory(
     Parameters
     ----------
     dimensions
-        Numbers of inputs d, from 10.
+        Numbers of inputs d, each at least 10.
     decays
-        Of the signal, nu_i ~ i ** -decay, 0 to 10; 0 is even.
+        Decays of the signal, nu_i ~ i ** -decay, 0 to 10; 0 spreads it evenly.
     precision
-        Half-width of the 95 % intervals to aim at; some may come out wider.
+        Target half-width of the 95 % intervals; some may come out wider.
     eps
         Robust error at which the exponents of Theorem 2 are taken.
     out
-        The folder for results.json and report.html.
+        Folder for results.json and report.html.
     seed
-        Of the draws.
+        Seed of the draws.
     """
     from .. import theory as rooms
 
     check_out(out / "results.json")
-    console = Console(stderr=True, quiet=quiet)
     options: dict[str, Any] = {
         "dimensions": dimensions, "decays": decays, "precision": precision, "eps": eps, "seed": seed
     }  # fmt: skip
-    command = _words("ell0 theory", theory, options)
-    with _progress(console) as progress:
+    command = command_words("ell0 theory", theory, options)
+    with _progress(quiet) as progress:
         results = rooms.figures(**options, command=command, progress=progress)
-    _hand_over(results, out, as_json, _show_theory)
+    _hand_over(results, out, as_json)
 
 
 @app.command(name="malware")
@@ -75,7 +71,6 @@ def theory_malware(
     data: Path,
     rate: float = 0.01,
     cost: float = 0.02,
-    ks: Annotated[tuple[int, ...], _SEVERAL] = (0,),
     budgets: Annotated[tuple[int, ...], _SEVERAL] = (1, 2, 3, 5, 10),
     most: int = 15,
     out: Path | None = None,
@@ -95,97 +90,47 @@ def theory_malware(
     rate
         False-positive rate that every detector is set to, on the validation split.
     cost
-        Accuracy that ours may lose against logistic regression, on the validation split; where every candidate loses
-        more, the one that loses least is taken, and the page says so.
-    ks
-        Candidates for k of ours. 0: nothing is truncated, training against additions is exact; above, it takes minutes.
+        Accuracy that TruncatedLinearClassifier may lose against logistic regression on the validation split. If every
+        candidate loses more, the one that loses least is taken, and the page says so.
     budgets
-        Candidates for the budget that ours is trained for.
+        Candidates for the budget that TruncatedLinearClassifier is trained for.
     most
-        Added features up to which evasion is told.
+        Largest number of added features for which evasion is reported.
     out
-        The folder for results.json and report.html; without it runs/malware-NAME.
+        Folder for results.json and report.html. Default: runs/malware-NAME.
     seed
-        Of the split into train, validation and test.
+        Seed of the split into train, validation and test.
     """
     from .. import theory as rooms
 
     name = f"malware-{data.stem}"
     out = Path("runs") / name if out is None else out
     check_out(out / "results.json")
-    table = rooms.read_table(data)
-    console = Console(stderr=True, quiet=quiet)
-    options: dict[str, Any] = {
-        "rate": rate, "cost": cost, "ks": ks, "budgets": budgets, "most": most, "seed": seed
-    }  # fmt: skip
-    command = _words("ell0 theory malware", theory_malware, {"data": data, **options})
-    with _progress(console) as progress:
+    table = rooms.read_programs(data)
+    options: dict[str, Any] = {"rate": rate, "cost": cost, "budgets": budgets, "most": most, "seed": seed}
+    command = command_words("ell0 theory malware", theory_malware, {"data": data, **options})
+    with _progress(quiet) as progress:
         results = rooms.malware(table, name=name, **options, command=command, progress=progress)
-    _hand_over(results, out, as_json, _show_malware)
-
-
-def _words(words: str, function: Callable[..., object], options: Mapping[str, object]) -> str:
-    """`command_words`, with the entries of a list one after the other."""
-    parameters = inspect.signature(function).parameters
-    given = {name: value for name, value in options.items() if value != parameters[name].default}
-    listed = {name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in given.items()}
-    return command_words(words, function, listed)
+    _hand_over(results, out, as_json)
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], None]]:
+def _progress(quiet: bool) -> Iterator[Progress]:
     """On a terminal one line that changes; elsewhere a line for each step."""
+    console = Console(stderr=True, quiet=quiet)
     with console.status("") as status:
         if console.is_terminal:
-            yield lambda line: status.update(escape(line))
+            yield lambda step: status.update(escape(str(step)))
         else:
-            yield lambda line: console.out(line, highlight=False)
+            yield lambda step: console.out(str(step), highlight=False)
 
 
-def _hand_over(results: Results, out: Path, as_json: bool, show: Callable[[Results], None]) -> None:
+def _hand_over(results: Results, out: Path, as_json: bool) -> None:
     from .. import report
 
     results.save(out / "results.json")
     page = report.write([out], out / "report.html")
     if as_json:
         print(json.dumps({"run": str(out), "page": str(page), "results": results.plain()}))
-        return
-    show(results)
-    print(report.verdict([out]))
-    print(f"page: {page}")
-
-
-def _show_theory(results: Results) -> None:
-    """Each dimension at the largest budget that some classifier withstands better than a coin, or at the smallest."""
-    errors = [row for row in results.rows if row["what"] == "robust_error"]
-    names = list(dict.fromkeys(row["classifier"] for row in errors))
-    table = Table("d", "signal", "changed", *names, "any classifier", box=None, title_justify="left")
-    table.title = "robust error in per cent, at the largest budget with an error below 50 %"
-    for d, decay in dict.fromkeys((row["d"], row["decay"]) for row in errors):
-        here = [row for row in errors if (row["d"], row["decay"]) == (d, decay)]
-        below = [row["budget"] for row in here if row["value"] < 0.5]
-        budget = max(below, default=here[0]["budget"])
-        changed = f"{budget:,}" if below else f"{budget:,}*"
-        if not below:
-            table.caption = "* the smallest budget: none has an error below 50 %"
-        cells = [f"{100 * row['value']:.1f}" for row in here if row["budget"] == budget]
-        bound = results.find(what="lower_bound", d=d, decay=decay, budget=budget)
-        table.add_row(f"{d:,}", f"i ** -{decay:g}", changed, *cells, f"{100 * bound['value']:.1f}")
-    Console().print(table)
-
-
-def _show_malware(results: Results) -> None:
-    budgets = [m for m in (0, 1, 2, 5, 10) if any(row.get("budget") == m for row in results.rows)]
-    table = Table("detector", "accuracy", "median radius", *(f"{m} added" for m in budgets), box=None)
-    for row in (row for row in results.rows if row["what"] == "clean_accuracy"):
-        who = {"classifier": row["classifier"]}
-        cells = [results.find(what="evasion", **who, budget=m) for m in budgets]
-        median = results.find(what="median_radius", **who)["value"]
-        shares = (f"{100 * one['value']:.1f}" for one in (row, *cells))
-        accuracy, *evaded = shares
-        table.add_row(row["classifier"], accuracy, f"{median:g}", *evaded)
-        if "over_cost" in row:
-            lost = f"{100 * row['over_cost']:.1f} %"
-            table.caption = f"on the validation split {row['classifier']} loses {lost} more accuracy than the cost"
-    table.title = "accuracy, and malware that evades, in per cent"
-    Console().print(table)
+    else:
+        print(f"{report.verdict([out])}\npage: {page}")

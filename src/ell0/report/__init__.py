@@ -10,9 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..common import write_whole
 from ._charts import legend_mark
 from ._read import Run, read
-from ._theory import malware_view, theory_view
 from ._view import View, view
 from ._words import INFERRED, Cell, duration
+from .theory_pages import malware_view, theory_view
 
 __all__ = ["page", "verdict", "write"]
 

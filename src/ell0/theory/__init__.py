@@ -1,77 +1,21 @@
-"""The Gaussian mixture of [Beliaev22], its bounds mended, exact robust errors at finite dimension; a linear classifier
-trained against its worst case."""
+"""The Gaussian mixture of [Beliaev22]: its bounds, and exact robust errors at finite dimension; a linear classifier
+trained against its exact worst case."""
 
-from ._bounds import (
-    PowerLaw,
-    alpha_opt_bound,
-    alpha_trunc_bound,
-    asymptotic_lower_bound,
-    c1,
-    c2,
-    c_of_eps,
-    finite_lower_bound,
-    log_k_opt_bound,
-    log_k_trunc_bound,
-    q_of_eps,
-    theorem_range,
-    upper_bound,
-)
-from ._classifier import NotAttainableError, TruncatedLinearClassifier, select_k
-from ._figures import CHOSEN, CLIPPED, EQUAL, figures
-from ._malware import HARDENED, OURS, PLAIN, Detector, Table, malware, read_table
-from ._mixture import Decay, Erasure, Mixture, Prefix, erase, erase_probability, erased_log_density
-from ._robust import (
-    Estimate,
-    RobustErrors,
-    best_k,
-    clip_grid,
-    clipped_errors,
-    k_grid,
-    truncated_and_clipped_errors,
-    truncated_errors,
-)
+from . import bounds
+from .classifier import NotAttainableError, TruncatedLinearClassifier
+from .malware_figures import malware, read_programs
+from .mixture import Mixture, erase
+from .mixture_figures import figures
+from .robust_error import robust_errors
 
 __all__ = [
-    "CHOSEN",
-    "CLIPPED",
-    "EQUAL",
-    "HARDENED",
-    "OURS",
-    "PLAIN",
-    "Decay",
-    "Detector",
-    "Erasure",
-    "Estimate",
     "Mixture",
     "NotAttainableError",
-    "PowerLaw",
-    "Prefix",
-    "RobustErrors",
-    "Table",
     "TruncatedLinearClassifier",
-    "alpha_opt_bound",
-    "alpha_trunc_bound",
-    "asymptotic_lower_bound",
-    "best_k",
-    "c1",
-    "c2",
-    "c_of_eps",
-    "clip_grid",
-    "clipped_errors",
+    "bounds",
     "erase",
-    "erase_probability",
-    "erased_log_density",
     "figures",
-    "finite_lower_bound",
-    "k_grid",
-    "log_k_opt_bound",
-    "log_k_trunc_bound",
     "malware",
-    "q_of_eps",
-    "read_table",
-    "select_k",
-    "theorem_range",
-    "truncated_and_clipped_errors",
-    "truncated_errors",
-    "upper_bound",
+    "read_programs",
+    "robust_errors",
 ]

@@ -1,27 +1,30 @@
-"""Bounds of [Beliaev22] section 4 and appendices A-B, at the dimensions people have and where the theorem bites."""
+"""Bounds of [Beliaev22] section 4 and appendices A-B, at any dimension up to 10**300."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import bdtrc, ndtr, ndtri
 
-from ._mixture import Decay, Floats, Mixture, Prefix, check_count, erase_probability
+from ..common import check_count
+from .arrays import Floats, Ints
+from .mixture import Mixture, check_budgets, check_k, erase_probability
 
 LemmaConstant = Literal[2, 8]
 """Of |<w, x'>_k - <w, x>| <= constant * k ||w * x||_inf: 8 in [Beliaev22], 2 is the least that holds."""
 
 _EXACT_D = 20_000
-"""Up to here the Poisson binomial of every prefix is worked out; above, it is bounded on some prefixes."""
+"""Up to this d the Poisson binomial of every prefix is computed; above, it is bounded on some prefixes."""
 _PREFIXES = 2_000
-"""How many prefixes stand for all of them above that."""
+"""Number of prefixes used above that."""
 
 
-def asymptotic_lower_bound(mixture: Mixture, budgets: ArrayLike) -> Floats:
+def asymptotic_lower_bound(mixture: Mixture, budgets: Sequence[int]) -> Floats:
     """Theorem 1 over the prefixes A of the largest |nu|, for each budget: no classifier's robust error is below it.
 
     L*(floor(||nu_A||_1 log d)) >= Phibar(||nu_{A^c}||_2) - 1 / log d     ([Beliaev22] Theorem 1)
@@ -30,43 +33,38 @@ def asymptotic_lower_bound(mixture: Mixture, budgets: ArrayLike) -> Floats:
 
     Differs from [Beliaev22]: the budget is floored, since ||nu_A||_1 log d counts coordinates.
     """
-    whole = floored(budgets)
-    nu = mixture.sorted_nu()
-    if mixture.d < 2:
-        raise ValueError(f"d must be at least 2 for 1 / log d, got d={mixture.d}")
-    needed = np.floor(np.cumsum(nu) * math.log(mixture.d))
-    longest = np.searchsorted(needed, whole, side="right")
-    bound = ndtr(-_rest(nu)[longest]) - 1 / math.log(mixture.d)
+    nu, log_d = mixture.sorted_mu, math.log(check_count("d", mixture.d, 2))
+    needed = np.floor(np.cumsum(nu) * log_d)
+    longest = np.searchsorted(needed, check_budgets(budgets), side="right")
+    bound = ndtr(-_rest(nu)[longest]) - 1 / log_d
     return np.maximum(np.where(longest > 0, bound, 0.0), mixture.bayes_error)
 
 
-def finite_lower_bound(mixture: Mixture, budgets: ArrayLike) -> Floats:
-    """The bound of Theorem 1 with the attacker's chance to exceed the budget worked out, for each budget.
+def finite_lower_bound(mixture: Mixture, budgets: Sequence[int]) -> Floats:
+    """The bound of Theorem 1 with the probability that the attacker exceeds the budget computed, for each budget.
 
     L*(m) >= max over prefixes A of Phibar(||nu_{A^c}||_2) - P(sum_{i in A} I_i > m)
 
     The erased coordinates I_i are independent with P(I_i = 1) = erf(|nu_i| / sqrt 2), so their number is Poisson
-    binomial: exact for all prefixes where d <= 20,000. Above, for some 2,000 prefixes, the number is replaced by the
-    binomial of the same mean, whose chance to exceed any m at or above the mean is larger (Hoeffding
+    binomial. It is exact for all prefixes where d <= 20,000. Above, some 2,000 prefixes are used, and the number is
+    replaced by the binomial of the same mean, whose chance to exceed any m at or above the mean is larger (Hoeffding
     1956; equal for uniform nu). Fewer prefixes and a larger chance can only lower the bound: it stays valid.
 
     Differs from [Beliaev22]: Markov's inequality, whose 1 / log d makes Theorem 1 vacuous, is not used; and the bound
     follows from P(C(x') != y) >= P(C(Z) != y) - P(x' != Z), not from densities of x' taken for those of Z.
     """
-    whole = floored(budgets)
-    nu = mixture.sorted_nu()
-    chances = erase_probability(nu)
-    unhidden = ndtr(-_rest(nu))
+    nu = mixture.sorted_mu
     exceeding = _exceeding if mixture.d <= _EXACT_D else _exceeding_bound
-    lengths, exceeds = exceeding(chances, whole)
-    return np.asarray(np.maximum((unhidden[lengths][:, None] - exceeds).max(0), mixture.bayes_error))
+    lengths, exceeds = exceeding(erase_probability(nu), check_budgets(budgets))
+    unhidden = ndtr(-_rest(nu))[lengths]
+    return np.asarray(np.maximum((unhidden[:, None] - exceeds).max(0), mixture.bayes_error))
 
 
 def upper_bound(mixture: Mixture, k: int, *, weight: ArrayLike | None = None, constant: LemmaConstant = 2) -> float:
-    """Robust error that the k-truncated classifier w stays below under a budget of at most k coordinates.
+    """An upper bound on the robust error of the k-truncated classifier w under a budget of at most k coordinates.
 
-    1 / sqrt(2 log d) + Phibar((<w, mu> - constant k ||S w||_inf (||nu||_2 + sqrt(2 log d))) / ||Sigma^(1/2) w||_2),
-    S the standard deviations     ([Beliaev22] appendix B, Lemma on general Sigma and its Corollary)
+    1 / sqrt(2 log d) + Phibar((<w, mu> - constant k ||w||_inf (||nu||_2 + sqrt(2 log d))) / ||w||_2)
+    ([Beliaev22] appendix B, Corollary)
 
     At most 1. ``weight``: ``(d,)``, None is the Bayes weight.
 
@@ -75,11 +73,10 @@ def upper_bound(mixture: Mixture, k: int, *, weight: ArrayLike | None = None, co
     """
     check_k(mixture.d, k)
     _check_constant(constant)
-    w = check_weight(mixture, weight)
+    w = mixture.weight(weight)
     largest = math.sqrt(2 * math.log(mixture.d))
-    shift = constant * k * np.abs(mixture.deviations * w).max() * (mixture.strength + largest)
-    spread = np.sqrt(w @ mixture.sigma @ w) if mixture.sigma.ndim == 2 else np.linalg.norm(mixture.deviations * w)
-    return min(1.0, 1 / largest + float(ndtr((shift - w @ mixture.mu) / spread)))
+    shift = constant * k * np.abs(w).max() * (np.linalg.norm(mixture.mu) + largest)
+    return min(1.0, 1 / largest + float(ndtr((shift - w @ mixture.mu) / np.linalg.norm(w))))
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,11 @@ class PowerLaw:
         if not 0 <= self.decay < math.inf:
             raise ValueError(f"decay must be a number >= 0, got {self.decay}")
 
-    def prefix(self, c: float) -> Prefix:
-        """lambda_c and ||nu_[1:lambda_c]||_1 ([Beliaev22], definition of lambda_c)."""
+    def prefix(self, c: float) -> tuple[int, float]:
+        """lambda_c = min{l : ||nu_[1:l]||_2 >= c} and ||nu_[1:lambda_c]||_1, for 0 < c < 1.
+
+        Differs from [Beliaev22]: lambda_c < d is not true (two equal nu and c = 0.9 give 2), so it may be d.
+        """
         if not 0 < c < 1:
             raise ValueError(f"c must lie between 0 and 1, got {c}")
         total = _power_sum(self.d, 2 * self.decay)
@@ -111,11 +111,56 @@ class PowerLaw:
                 length = middle
             else:
                 below = middle
-        return Prefix(length, _power_sum(length, self.decay) / math.sqrt(total))
+        return length, _power_sum(length, self.decay) / math.sqrt(total)
+
+
+def log_k_trunc_bound(nu: PowerLaw, eps: float, *, constant: LemmaConstant = 2) -> float:
+    """Natural logarithm of a lower bound on k_trunc(eps), what truncation with k = m tolerates; -inf where it is 0.
+
+    k_trunc(e + sqrt(2 / log d)) >= floor(q(e) ||nu_[1:lambda_c(e)]||_1 / (2 constant log d))
+    ([Beliaev22] appendix B, eq. on k_trunc), here with e = eps - sqrt(2 / log d).
+    """
+    _check_constant(constant)
+    log_d = math.log(nu.d)
+    inner = eps - math.sqrt(2 / log_d)
+    return _log_floor(math.log(q_of_eps(inner) * nu.prefix(c_of_eps(inner))[1] / (2 * constant * log_d)))
+
+
+def log_k_opt_bound(nu: PowerLaw, eps: float) -> float:
+    """Natural logarithm of an upper bound on k_opt(eps), what the best classifier of all tolerates; -inf where it is 0.
+
+    k_opt(e - 1 / log d) <= floor(||nu_[1:lambda_c(e)]||_1 log d)     ([Beliaev22] appendix B, Lemma on k_opt),
+    here with e = eps + 1 / log d.
+
+    Differs from [Beliaev22]: the text calls it a lower bound.
+    """
+    log_d = math.log(nu.d)
+    return _log_floor(math.log(nu.prefix(c_of_eps(eps + 1 / log_d))[1] * log_d))
+
+
+def c1(d: int) -> float:
+    """1 / log d + sqrt(2 / log d), what Theorem 2 subtracts from eps."""
+    log_d = math.log(check_count("d", d, 2))
+    return 1 / log_d + math.sqrt(2 / log_d)
+
+
+def c2(eps: float, d: int, *, constant: LemmaConstant = 2) -> float:
+    """(2 log log d - log(q(eps - sqrt(2 / log d)) / (2 constant))) / log d, what Theorem 2 subtracts from alpha_opt.
+
+    alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2,  alpha = log_d k     ([Beliaev22] Theorem 2)
+    """
+    _check_constant(constant)
+    log_d = math.log(check_count("d", d, 2))
+    return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / (2 * constant))) / log_d
+
+
+def theorem_range(d: int) -> tuple[float, float]:
+    """The open interval of eps in which Theorem 2 holds, Phibar(1) + c1(d) to 1/2: empty up to d = 6.8e9."""
+    return float(ndtr(-1.0)) + c1(d), 0.5
 
 
 def q_of_eps(eps: float) -> float:
-    """The signal left that gives error eps, Phibar(q) = eps; q = sqrt(1 - c^2) for Phibar(1) < eps < 1/2."""
+    """The signal that leaves error eps, Phibar(q) = eps; q = sqrt(1 - c^2) for Phibar(1) < eps < 1/2."""
     lowest = float(ndtr(-1.0))
     if not lowest < eps < 0.5:
         raise ValueError(f"eps must lie between Phibar(1) = {lowest:.4f} and 1/2, got {eps}")
@@ -128,84 +173,6 @@ def c_of_eps(eps: float) -> float:
     return math.sqrt((1 - left) * (1 + left))
 
 
-def log_k_trunc_bound(nu: Decay, eps: float, *, constant: LemmaConstant = 2) -> float:
-    """Natural logarithm of a lower bound on k_trunc(eps), what truncation with k = m tolerates; -inf where it is 0.
-
-    k_trunc(e + sqrt(2 / log d)) >= floor(q(e) ||nu_[1:lambda_c(e)]||_1 / (2 constant log d))
-    ([Beliaev22] appendix B, eq. on k_trunc), here with e = eps - sqrt(2 / log d).
-    """
-    _check_constant(constant)
-    log_d = math.log(nu.d)
-    inner = eps - math.sqrt(2 / log_d)
-    return _log_floor(math.log(q_of_eps(inner) * nu.prefix(c_of_eps(inner)).norm1 / (2 * constant * log_d)))
-
-
-def log_k_opt_bound(nu: Decay, eps: float) -> float:
-    """Natural logarithm of an upper bound on k_opt(eps), what the best classifier of all tolerates; -inf where it is 0.
-
-    k_opt(e - 1 / log d) <= floor(||nu_[1:lambda_c(e)]||_1 log d)     ([Beliaev22] appendix B, Lemma on k_opt),
-    here with e = eps + 1 / log d.
-
-    Differs from [Beliaev22]: the text calls it a lower bound.
-    """
-    log_d = math.log(nu.d)
-    return _log_floor(math.log(nu.prefix(c_of_eps(eps + 1 / log_d)).norm1 * log_d))
-
-
-def alpha_trunc_bound(nu: Decay, eps: float, *, constant: LemmaConstant = 2) -> float:
-    """Lower bound on alpha_trunc(eps) = log_d k_trunc(eps); -inf where k_trunc may be 0."""
-    return log_k_trunc_bound(nu, eps, constant=constant) / math.log(nu.d)
-
-
-def alpha_opt_bound(nu: Decay, eps: float) -> float:
-    """Upper bound on alpha_opt(eps) = log_d k_opt(eps); -inf where k_opt is 0."""
-    return log_k_opt_bound(nu, eps) / math.log(nu.d)
-
-
-def c1(d: int) -> float:
-    """1 / log d + sqrt(2 / log d), what Theorem 2 takes off eps."""
-    log_d = math.log(check_count("d", d, 2))
-    return 1 / log_d + math.sqrt(2 / log_d)
-
-
-def c2(eps: float, d: int, *, constant: LemmaConstant = 2) -> float:
-    """(2 log log d - log(q(eps - sqrt(2 / log d)) / (2 constant))) / log d, what Theorem 2 takes off alpha_opt.
-
-    alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2     ([Beliaev22] Theorem 2)
-    """
-    _check_constant(constant)
-    log_d = math.log(check_count("d", d, 2))
-    return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / (2 * constant))) / log_d
-
-
-def theorem_range(d: int) -> tuple[float, float]:
-    """The open interval of eps in which Theorem 2 says something, Phibar(1) + c1(d) to 1/2: empty up to d = 6.8e9."""
-    return float(ndtr(-1.0)) + c1(d), 0.5
-
-
-def floored(budgets: ArrayLike) -> Floats:
-    """Budgets as whole numbers, ``(n,)``: one that is not an integer is floored, since coordinates are counted."""
-    whole = np.floor(np.atleast_1d(np.asarray(budgets, dtype=np.float64)))
-    if whole.ndim != 1 or not (np.isfinite(whole) & (whole >= 0)).all():
-        raise ValueError(f"budgets must be numbers >= 0, got {budgets!r}")
-    return whole
-
-
-def check_k(d: int, k: int) -> int:
-    """k as an int, if k terms can leave on each side of d."""
-    if 2 * check_count("k", k, 0) >= d:
-        raise ValueError(f"k must satisfy 0 <= 2*k < d, got k={k} with d={d}")
-    return int(k)
-
-
-def check_weight(mixture: Mixture, weight: ArrayLike | None) -> Floats:
-    """The weight as float64 ``(d,)``, the Bayes weight for None."""
-    w = mixture.bayes_weight if weight is None else np.asarray(weight, dtype=np.float64)
-    if w.shape != mixture.mu.shape or not np.isfinite(w).all() or not w.any():
-        raise ValueError(f"weight must be ({mixture.d},), finite and not all zero, got shape {w.shape}")
-    return w
-
-
 def _check_constant(constant: int) -> None:
     if constant not in (2, 8):
         raise ValueError(f"constant must be 2 or 8, got {constant!r}")
@@ -216,10 +183,10 @@ def _rest(nu: Floats) -> Floats:
     return np.asarray(np.sqrt(np.append(np.cumsum(nu[::-1] ** 2)[::-1], 0.0)))
 
 
-def _exceeding(chances: Floats, budgets: Floats) -> tuple[NDArray[np.int_], Floats]:
+def _exceeding(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
     """P(sum of the first l events > m) for every l = 0..d and each m, exactly: lengths, ``(d + 1, budgets)``."""
     most = int(min(budgets.max(initial=0), len(chances)))
-    at = np.minimum(budgets, most).astype(int)
+    at = np.minimum(budgets, most)
     # pmf[j] = P(j events so far); what passes `most` leaves it, and 1 - cdf counts it.
     pmf = np.zeros(most + 1)
     pmf[0] = 1.0
@@ -233,7 +200,7 @@ def _exceeding(chances: Floats, budgets: Floats) -> tuple[NDArray[np.int_], Floa
     return np.arange(len(chances) + 1), exceeds
 
 
-def _exceeding_bound(chances: Floats, budgets: Floats) -> tuple[NDArray[np.int_], Floats]:
+def _exceeding_bound(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
     """Upper bounds on P(sum of the first l events > m) for some l and each m: lengths, ``(lengths, budgets)``."""
     half, d = _PREFIXES // 2, len(chances)
     # Even steps for flat nu, growing ones for steep nu, where short prefixes hide most.

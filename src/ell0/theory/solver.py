@@ -26,7 +26,8 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
-from ._worst_case import Bools, Floats, Ints, Rows
+from .arrays import Bools, Floats, Ints
+from .worst_case import Slots
 
 MU = 0.1
 """The first smoothing. F is at most log(1 + rivals), so this is coarse."""
@@ -43,39 +44,37 @@ REMEMBERED = 80
 
 @dataclass(frozen=True, eq=False)
 class Additions:
-    """What may be added to rows that share a label, against one rival.
+    """What may be added to rows of one label, against one rival.
 
-    rows: ``(r,)``, of one label.  mutable: ``(d,)``.  budget: ``(r,)``, additions that count.
-    barred: ``(r, d)`` CSR, nonzero where a feature cannot be added, being there, or its addition is truncated.
+    rows: ``(r,)``.  budget: additions that the attacker may make, at least 1.
+    present: ``(r, d)`` CSR, nonzero where a feature is there already.
     """
 
     rows: Ints
     rival: int
-    mutable: Bools
-    budget: Ints
-    barred: sparse.csr_matrix
+    budget: int
+    present: sparse.csr_matrix
 
     @cached_property
-    def barred_row(self) -> Ints:
-        """The row of each entry of ``barred``."""
-        return np.repeat(np.arange(len(self.rows)), np.diff(self.barred.indptr))
+    def present_row(self) -> Ints:
+        """The row of each entry of ``present``."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.present.indptr))
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A convex problem of the form above.
 
-    contrast: ``(n, rivals, outputs)``, which rows of the weight a rival's margin is the sum of.
-    top: terms that leave at the top.  frozen: ``(n, width)``, terms of which at most ``top_frozen`` may leave.
+    x: ``(n, d)``, and the same rows as ``slots``.  contrast: ``(n, rivals, outputs)``, which rows of the weight a
+    rival's margin is the sum of.  top: terms that leave at the top.
     keep: ``(n, rivals, width)`` bool, terms of the linear part; None: all.
     """
 
-    rows: Rows
+    x: sparse.csr_matrix
+    slots: Slots
     contrast: Floats
     alpha: float
     top: int
-    top_frozen: int
-    frozen: Bools | None = None
     keep: Bools | None = None
     additions: tuple[Additions, ...] = ()
 
@@ -98,7 +97,7 @@ class Dual:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class SmoothedValue:
     """The smoothed objective at some weights: its value and gradient ``(outputs, d + 1)``, intercept last.
 
     upper: what the exact objective is at most here.
@@ -179,19 +178,19 @@ def mixed(points: Sequence[Dual], alpha: float) -> Dual:
     return mixture if mixture.value(alpha) > alone.value(alpha) else alone
 
 
-def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
+def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
     """The smoothed objective, its gradient and both bounds. params: ``(outputs, d + 1)``, intercept last."""
     weight, intercept = params[:, :-1], params[:, -1]
     n, rivals, outputs = problem.contrast.shape
     if problem.whole:
-        rho = np.einsum("nro,no->nr", problem.contrast, problem.rows.summed @ weight.T)
+        rho = np.einsum("nro,no->nr", problem.contrast, problem.x @ weight.T)
     else:
         terms = duel_terms(problem, weight)
-        leaves = _leaving(terms, problem, mu)
+        leaves = capped(terms, problem.top, mu)
         stays = (1.0 if problem.keep is None else problem.keep) - leaves
         rho = (stays * terms).sum(-1) + mu / 2 * (leaves**2).sum(-1)
     count = np.full((n, rivals), float(problem.top))
-    harms = [_Harm(one, problem.contrast, weight, mu) for one in problem.additions]
+    harms = [_AddedHarm(one, problem.contrast, weight, mu) for one in problem.additions]
     for one, harm in zip(problem.additions, harms, strict=True):
         rho[one.rows, one.rival] -= harm.value
         count[one.rows, one.rival] += one.budget
@@ -202,10 +201,10 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
     to_outputs = -theta[..., None] * problem.contrast
     gradient = np.empty_like(params)
     if problem.whole:
-        gradient[:, :-1] = (problem.rows.summed.T @ to_outputs.sum(1)).T
+        gradient[:, :-1] = (problem.x.T @ to_outputs.sum(1)).T
     else:
         to_terms = np.matmul(to_outputs.transpose(0, 2, 1), stays)
-        gradient[:, :-1] = (problem.rows.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
+        gradient[:, :-1] = (problem.slots.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
     gradient[:, -1] = to_outputs.sum((0, 1))
     for one, harm in zip(problem.additions, harms, strict=True):
         gradient[:, :-1] -= harm.pull(theta[one.rows, one.rival])
@@ -215,14 +214,13 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> Point:
     entropy = -(xlogy(theta, theta).sum(1) + xlogy(rest, rest)).mean()
     penalty = problem.alpha / 2 * float((params**2).sum())
     total = gradient + problem.alpha * params
-    return Point(float(value.mean()) + penalty, total, float(upper) + penalty, Dual(float(entropy), gradient))
+    return SmoothedValue(float(value.mean()) + penalty, total, float(upper) + penalty, Dual(float(entropy), gradient))
 
 
 def duel_terms(problem: Problem, weight: Floats) -> Floats:
     """The terms of each row against each rival: ``(n, rivals, width)``. weight: ``(outputs, d)``."""
-    per_output = (problem.rows.matrix @ weight.T).reshape(*problem.rows.unit.shape, -1)
-    out: Floats = np.matmul(problem.contrast, per_output.transpose(0, 2, 1))
-    return out
+    per_output = (problem.slots.matrix @ weight.T).reshape(*problem.slots.feature.shape, -1)
+    return np.asarray(np.matmul(problem.contrast, per_output.transpose(0, 2, 1)))
 
 
 def logistic(margin: Floats) -> tuple[Floats, Floats]:
@@ -232,26 +230,8 @@ def logistic(margin: Floats) -> tuple[Floats, Floats]:
     return np.exp(-margin - value[:, None]), value
 
 
-def _leaving(terms: Floats, problem: Problem, mu: float) -> Floats:
-    """p of the smoothed top, with sum p over the frozen terms at most ``top_frozen``; the shape of terms."""
-    p = capped(terms, problem.top, mu)
-    if problem.frozen is None:
-        return p
-    frozen = np.broadcast_to(problem.frozen[:, None], terms.shape)
-    over = (p * frozen).sum(-1) > problem.top_frozen
-    if over.any():
-        # the bound binds, so the two kinds of terms are chosen apart
-        some, theirs = terms[over], frozen[over]
-        of_frozen = capped(np.where(theirs, some, -np.inf), problem.top_frozen, mu)
-        p[over] = of_frozen + capped(np.where(theirs, -np.inf, some), problem.top - problem.top_frozen, mu)
-    return p
-
-
 def capped(v: Floats, count: int, mu: float) -> Floats:
-    """argmax of <p, v> - mu/2 |p|^2 over 0 <= p <= 1, sum p = count, over the last axis: clip((v - t) / mu, 0, 1).
-
-    v: at least ``count`` of them finite on the last axis, the others -inf.
-    """
+    """argmax of <p, v> - mu/2 |p|^2 over 0 <= p <= 1, sum p = count, over the last axis: clip((v - t) / mu, 0, 1)."""
     shape = v.shape
     if count == 0:
         return np.zeros(shape)
@@ -298,11 +278,11 @@ def bracketed(
     return t
 
 
-class _Harm:
+class _AddedHarm:
     """The smoothed most that additions take from the sums of some rows: max <p, a> - mu/2 |p|^2, sum p <= budget.
 
-    a = -w where a feature is mutable. p_ij = clip((a_j - t_i) / mu, 0, 1) for every feature that is not barred, with
-    one t_i >= 0 a row: sums over all features come from prefix sums of the sorted a, the barred ones are taken away.
+    a = -w. p_ij = clip((a_j - t_i) / mu, 0, 1) for every absent feature, with one t_i >= 0 a row: sums over all
+    features come from prefix sums of the sorted a, minus those of the present ones.
 
     value: ``(r,)``.
     """
@@ -310,11 +290,11 @@ class _Harm:
     def __init__(self, additions: Additions, contrast: Floats, weight: Floats, mu: float) -> None:
         self.contrast = contrast[additions.rows[0], additions.rival]
         self.mu = mu
-        self.a = np.where(additions.mutable, -(self.contrast @ weight), 0.0)
-        # at a = 0 and below nothing is added, barred or not
-        some = self.a[additions.barred.indices] > 0
-        self.barred_row, self.barred_feature = additions.barred_row[some], additions.barred.indices[some]
-        barred = self.a[self.barred_feature]
+        self.a = -(self.contrast @ weight)
+        # at a = 0 and below nothing is added, present or not
+        some = self.a[additions.present.indices] > 0
+        self.present_row, self.present_feature = additions.present_row[some], additions.present.indices[some]
+        present = self.a[self.present_feature]
         n = len(additions.rows)
         order = np.argsort(-self.a, kind="stable")
         a = self.a[order]
@@ -324,37 +304,36 @@ class _Harm:
             whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
             place = np.full(n, -1)
             place[rows] = np.arange(len(rows))
-            of = place[self.barred_row]
+            of = place[self.present_row]
             live = of >= 0
             of = of[live]
-            share = (barred[live] - t[of]) / mu
+            share = (present[live] - t[of]) / mu
             summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu
             inside = np.bincount(of[(share > 0) & (share < 1)], minlength=len(rows))
             return summed - np.bincount(of, np.clip(share, 0, 1), len(rows)), some - whole - inside
 
         rank = np.empty(len(a), np.int64)
         rank[order] = np.arange(len(a))
-        of_barred = rank[self.barred_feature]
+        place_of_present = rank[self.present_feature]
 
         def largest(number: Ints) -> Floats:
-            """The a of this number, counted from 1 downwards, that is not barred; 0 where there is none."""
+            """The a of this number, counted from 1 downwards, among absent features; 0 where there is none."""
             place, before = number - 1, number - 2
             while (place != before).any():
-                passed = np.bincount(self.barred_row[of_barred <= place[self.barred_row]], minlength=n)
+                passed = np.bincount(self.present_row[place_of_present <= place[self.present_row]], minlength=n)
                 place, before = number - 1 + passed, place
             return np.append(a, 0.0)[np.minimum(place, len(a))]
 
-        budget = additions.budget
-        # none is taken at the largest a and above
-        low = np.maximum(np.where(budget > 0, largest(np.maximum(budget, 1)) - mu, a[0]), 0)
+        budget = np.full(n, additions.budget)
+        low = np.maximum(largest(budget) - mu, 0)
         high = np.maximum(largest(budget + 1), 0)
         high = np.where(total(low, np.arange(len(low)))[0] > budget, high, low)
         self.t = bracketed(total, mu, budget.astype(np.float64), low, high)
         whole, some = np.searchsorted(-a, -self.t - mu), np.searchsorted(-a, -self.t)
         partly = (sums[1, some] - sums[1, whole] - (some - whole) * self.t**2) / (2 * mu)
-        self.p_barred = np.clip((barred - self.t[self.barred_row]) / mu, 0, 1)
-        not_there = np.bincount(self.barred_row, self.p_barred * barred - mu / 2 * self.p_barred**2, n)
-        self.value: Floats = sums[0, whole] - whole * mu / 2 + partly - not_there
+        self.p_present = np.clip((present - self.t[self.present_row]) / mu, 0, 1)
+        of_present = np.bincount(self.present_row, self.p_present * present - mu / 2 * self.p_present**2, n)
+        self.value: Floats = sums[0, whole] - whole * mu / 2 + partly - of_present
 
     def pull(self, theta: Floats) -> Floats:
         """Sum of theta_i p_i, laid on the weights: ``(outputs, d)``. theta: ``(r,)``."""
@@ -363,5 +342,5 @@ class _Harm:
         sums = np.concatenate([np.zeros((2, 1)), [theta[order].cumsum(), (theta[order] * t).cumsum()]], 1)
         whole, some = np.searchsorted(t, self.a - self.mu), np.searchsorted(t, self.a)
         on = sums[0, whole] + ((sums[0, some] - sums[0, whole]) * self.a - (sums[1, some] - sums[1, whole])) / self.mu
-        barred = np.bincount(self.barred_feature, theta[self.barred_row] * self.p_barred, len(on))
-        return np.outer(self.contrast, on - barred)
+        present = np.bincount(self.present_feature, theta[self.present_row] * self.p_present, len(on))
+        return np.outer(self.contrast, on - present)
