@@ -27,7 +27,7 @@ from ell0.certify import Objective
 from ell0.cli import _attack, main
 from ell0.common import Progress, Step, silent
 from ell0.evaluation import Evaluation
-from ell0.evaluation._state import Found
+from ell0.evaluation.state import AttackedRows
 from ell0.nn import TruncatedLinear
 from ell0.parallel import ALONE, Team, _Ranks, together
 from ell0.recipe import _run
@@ -201,16 +201,16 @@ def _killed_in_training(folder: Path, team: Team) -> None:
 
 
 def _killed_in_evaluation(folder: Path, team: Team) -> None:
-    honest, calls = Found.of, 0
+    honest, calls = AttackedRows.of, 0
 
-    def killed(*given: Any) -> Found:
+    def killed(*given: Any) -> AttackedRows:
         nonlocal calls
         calls += 1
         if team.rank == 1 and calls == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return honest(*given)
 
-    with patch.object(Found, "of", killed):
+    with patch.object(AttackedRows, "of", killed):
         judged(network(), folder / "state.npz", team)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from math import inf
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from ell0.attacks.surrogate import TEMPERATURE, Surrogate, surrogate_gradients
+from ell0.attacks.surrogate import surrogate_gradients
 from ell0.nn import TruncatedConv2d
-from ell0.ops import conv, reference, trimmed_conv2d
+from ell0.ops import trimmed_conv2d
 from ell0.threat import Unit
 from trimmed_cases import UNITS, numbers
 
@@ -113,45 +113,17 @@ def slope(layer: nn.Module, x: Tensor, upstream: Tensor) -> Tensor:
 def test_straight_is_the_gradient_of_the_dense_layer(unit: Unit, k: int) -> None:
     layer, plain, x = grouped(unit, k), grouped(unit, 0), numbers(3, 4, 7, 6)
     upstream = numbers(*layer(x).shape, seed=3)
-    for kind in ("straight", "soft") if k == 0 else ("straight",):
-        with surrogate_gradients(layer, kind):
-            assert torch.equal(layer(x.clone().requires_grad_()), layer(x))
-            torch.testing.assert_close(slope(layer, x, upstream), slope(plain, x, upstream))
+    with surrogate_gradients(layer, "straight"):
+        assert torch.equal(layer(x.clone().requires_grad_()), layer(x))
+        torch.testing.assert_close(slope(layer, x, upstream), slope(plain, x, upstream))
     assert torch.allclose(slope(layer, x, upstream), slope(plain, x, upstream)) == (k == 0)
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize(("at_once", "compared"), [(1, conv.COMPARED), (1 << 18, 0)])
-def test_soft_weighs_each_term_by_its_place_between_the_cuts(
-    unit: Unit, at_once: int, compared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conv, "COMPARED", compared)
-    monkeypatch.setattr(conv, "UNFOLDED", at_once)
-    monkeypatch.setattr(conv, "CACHED", at_once)
-    layer, x = grouped(unit, 2), numbers(3, 4, 7, 6)
-    upstream = numbers(*layer(x).shape, seed=3)
-    terms = reference.conv_terms(x, layer.weight.detach(), layer.geometry, unit)
-    ordered = terms.sort(-1).values
-    high, low = ordered[..., -2, None], ordered[..., 1, None]
-    width = TEMPERATURE * (high - low)
-    share = torch.sigmoid((high - terms) / width) * torch.sigmoid((terms - low) / width)
-    # The gradient through a term, times its share: the sum over terms, each alone.
-    expected = torch.zeros_like(x)
-    for i in range(terms.shape[-1]):
-        alone = torch.zeros_like(terms, dtype=torch.bool)
-        alone[..., i] = True
-        grad = upstream.flatten(2) * share[..., i]
-        expected += reference.conv_gradients(grad, x, layer.weight.detach(), alone, layer.geometry, unit)[0]
-    with surrogate_gradients(layer, "soft"):
-        torch.testing.assert_close(slope(layer, x, upstream), expected)
-
-
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("kind", get_args(Surrogate))
-def test_surrogates_of_infinite_inputs_are_finite_and_spare_the_parameters(unit: Unit, kind: Surrogate) -> None:
+def test_surrogates_of_infinite_inputs_are_finite_and_spare_the_parameters(unit: Unit) -> None:
     layer, x = grouped(unit, 2), numbers(3, 4, 7, 6)
     (expected,) = torch.autograd.grad(layer(x).square().sum(), layer.weight)
-    with surrogate_gradients(layer, kind):
+    with surrogate_gradients(layer, "straight"):
         out = layer(x.clone().requires_grad_())
         torch.testing.assert_close(torch.autograd.grad(out.square().sum(), layer.weight)[0], expected)
         x[:, 0, 3, 3] = inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import signal
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_a_model_that_is_no_module_is_known_by_its_margins(tmp_path: Path) -> No
 
 
 def test_models_that_share_their_weights(tmp_path: Path) -> None:
-    """F(0) and F(3) answer alike where x is 0, so only their words tell them apart there."""
+    """F(0) and F(3) answer alike where x is 0, so only the attribute k tells them apart there."""
     plain, truncated = (mlp(k, in_features=D, hidden=(4,), classes=2).eval() for k in (0, 3))
     truncated.load_state_dict(plain.state_dict())
     x = torch.zeros(4, D)
@@ -171,6 +172,29 @@ def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
     with np.load(state) as saved:
         assert 0 < (saved["tried"] > 0).sum() < N - 3
     assert_same(_slowly(state), _slowly(None))
+
+
+def test_a_state_of_older_code(tmp_path: Path) -> None:
+    state = tmp_path / "state.npz"
+    evaluate_line(state_path=state)
+    with np.load(state) as saved:
+        arrays = dict(saved)
+    parts = json.loads(str(arrays.pop("parts")))
+    del parts["format"]
+    np.savez(state, parts=np.array(json.dumps(parts)), **arrays)
+    with pytest.raises(ValueError, match=r"must be a file that this version of ell0 wrote, got .*; remove it"):
+        evaluate_line(state_path=state)
+
+
+def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
+    def noted(*arguments: Any, note: object, **rest: Any) -> AttackResult:
+        del note
+        return Spy()(*arguments, **rest)
+
+    attacks = {"a": Entry(partial(noted, note=torch.nn.ReLU()), False)}
+    evaluate_line(attacks=attacks)
+    with pytest.raises(ValueError, match=r"note of a must be made of numbers, .* got ReLU\(\)"):
+        evaluate_line(attacks=attacks, state_path=tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04 cut off"])

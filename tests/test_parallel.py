@@ -29,8 +29,8 @@ from ell0 import L0Ball, evaluate, parallel, recipe, train
 from ell0.attacks import sparse_rs
 from ell0.cli import main
 from ell0.cli._model import check_ranks
-from ell0.evaluation import _trust
-from ell0.evaluation._state import State
+from ell0.evaluation import flags as flags_room
+from ell0.evaluation.state import State
 from ell0.parallel import ALONE, Team
 from ell0.results import Results
 from ell0.train.appended import AppendedRows, TrainingSet, search
@@ -189,7 +189,7 @@ def test_a_run_measures_the_same_on_ranks(tiny: Path, out: Path, whole: Path) ->
 
 def test_errors_that_did_not_come_back_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = points(30)
-    monkeypatch.setattr(_trust, "_check_part", lambda *_: 2)
+    monkeypatch.setattr(flags_room, "_check_part", lambda *_: 2)
 
     def flags(team: Team) -> str:
         return " ".join(evaluate(Signs(), x, y, BALL, WEAK, team=team).flags)

@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from itertools import combinations
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from ell0.attacks.contract import AttackResult
 from ell0.attacks.sparse_pgd import Mask, sparse_pgd
-from ell0.attacks.surrogate import Surrogate
 from ell0.nn import TruncatedLinear
 from ell0.threat import L0Ball
 from oracle import optimum
@@ -159,12 +157,11 @@ def test_the_surrogate_reaches_the_truncated_layer() -> None:
     model = nn.Sequential(TruncatedLinear(30, 20, 10), nn.ReLU(), nn.Linear(20, 3))
     x = torch.rand(40, 30) * 2 - 1
     y = model(x).argmax(1)
-    found = [
+    straight, plain = (
         sparse_pgd(model, x, y, L0Ball(3, low=-9.0, high=9.0), steps=10, surrogate=kind).x_best
-        for kind in get_args(Surrogate)
-    ]
-    found.append(sparse_pgd(model, x, y, L0Ball(3, low=-9.0, high=9.0), steps=10, surrogate=None).x_best)
-    assert not any(torch.equal(a, b) for a, b in combinations(found, 2))
+        for kind in ("straight", None)
+    )
+    assert not torch.equal(straight, plain)
 
 
 def test_nothing_to_change() -> None:
@@ -180,7 +177,7 @@ def test_nothing_to_change() -> None:
         ({"mask": "hard"}, 'mask must be "unprojected", "projected" or "both", got \'hard\''),
         ({"step_size": 0.0}, "step_size must be a finite number > 0, got 0.0"),
         ({"mask_step": math.nan}, "mask_step must be a finite number > 0, got nan"),
-        ({"surrogate": "hard"}, 'surrogate must be "straight", "soft" or None, got \'hard\''),
+        ({"surrogate": "hard"}, "surrogate must be \"straight\" or None, got 'hard'"),
         ({"ball": L0Ball(1, high=math.inf)}, "this attack needs a finite box, got low=-1.0 and high=inf"),
     ],
 )

@@ -18,8 +18,6 @@ __all__ = ["Mask", "sparse_pgd"]
 
 Mask = Literal["unprojected", "projected", "both"]
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
 _CLOSE = 0.5
 """Below this margin the loss is the margin itself."""
 
@@ -94,7 +92,7 @@ def _descend(
     step_size: float,
     mask_step: float,
     patience: int,
-    loss: Loss,
+    loss: Callable[[Tensor, Tensor], Tensor],
     surrogate: Surrogate | None,
 ) -> None:
     """One descent of the standing rows from a new start. Numbers are ``(m, channels, units)``, scores ``(m, units)``.

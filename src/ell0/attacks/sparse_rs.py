@@ -12,9 +12,9 @@ from ..threat import L0Ball, describe
 from .contract import AttackResult, Model, Victim
 from .declare import attack
 
-__all__ = ["Loss", "Values", "sparse_rs"]
+__all__ = ["SearchLoss", "Values", "sparse_rs"]
 
-Loss = Literal["margin", "ce"]
+SearchLoss = Literal["margin", "ce"]
 Values = Literal["corners", "uniform"] | Tensor
 
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
@@ -34,7 +34,7 @@ def sparse_rs(
     *,
     queries: int = 1000,
     restarts: int = 1,
-    loss: Loss = "margin",
+    loss: SearchLoss = "margin",
     alpha: float = 0.8,
     values: Values = "corners",
     generator: torch.Generator | None = None,
@@ -63,7 +63,7 @@ def sparse_rs(
     """
     check_count("queries", queries)
     check_count("restarts", restarts)
-    if loss not in get_args(Loss):
+    if loss not in get_args(SearchLoss):
         raise ValueError(f'loss must be "margin" or "ce", got {loss!r}')
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must lie in (0, 1], got {alpha!r}")
@@ -161,7 +161,7 @@ class Search:
         self,
         victim: Victim,
         palette: Palette,
-        loss: Loss = "margin",
+        loss: SearchLoss = "margin",
         *,
         first: int = 0,
         start: Tensor | None = None,

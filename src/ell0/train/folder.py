@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..common import write_whole
-from ..evaluation._state import fingerprint
-from ..threat import L0Ball
+from ..evaluation.identity import of_attack, of_model, of_value
 from . import checkpoint as checkpoints
 from .appended import BoundAttack
 from .checkpoint import Checkpoint, load_checkpoint
@@ -108,13 +107,13 @@ def made_from(
     objective: TrainingObjective | None,
 ) -> dict[str, Any]:
     """What makes two trainings the same, by name. Of the model its architecture: the checkpoint holds its weights."""
-    found = {f"config.{name}": repr(value) for name, value in asdict(config).items()} | {"model": repr(model)}
-    for name, rows, attacks in (("data", data, attack), ("validation", validation, None)):
+    found = {f"config.{name}": of_value(name, value) for name, value in asdict(config).items()}
+    found["model"] = of_model(model, weights=False)
+    for name, rows in (("data", data), ("validation", validation)):
         if rows is not None:
-            named = {} if attacks is None else {"attack": attacks}
-            print_of = fingerprint(model, *rows, L0Ball(0), named, (), config.seed)
-            found |= {f"{part} of {name}": print_of[part] for part in ("x", "y")}
-            found |= {part: words for part, words in print_of.items() if part.startswith("parameters")}
+            found |= {f"{part} of {name}": of_value(part, value) for part, value in zip("xy", rows, strict=True)}
+    if attack is not None:
+        found["parameters of attack"] = of_attack("attack", attack)
     return found if objective is None else found | {"objective": repr(objective)}
 
 

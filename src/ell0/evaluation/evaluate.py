@@ -18,10 +18,11 @@ from ..common import Progress, Step, check_count, seeded, silent
 from ..parallel import ALONE, Team
 from ..results import Share
 from ..threat import L0Ball
-from ._record import Evaluation, percent
-from ._state import Found, State, fingerprint
-from ._trust import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
 from .entries import AttackFunction, Entry, entries_of
+from .evaluation import Evaluation, percent
+from .flags import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
+from .identity import of_attack, of_model, of_value
+from .state import AttackedRows, State
 
 _NOISE = 10  # how many times the noise of a few rows the clean margins of all may differ between two runs
 
@@ -86,8 +87,7 @@ def evaluate(
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
         clean, wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable, team)
         _rehearse(model, x, ball, entries, seed)
-        attacks_ = {name: entry.attack for name, entry in entries.items()}
-        parts = fingerprint(model, x, y, ball, attacks_, steps, seed)
+        parts = {} if path is None else _identity(model, x, y, ball, entries, steps, seed)
         state = State.fresh(x, clean, wrong, len(entries))
         saved = team.once(partial(_content, path))
         if path is not None and saved is not None:
@@ -135,13 +135,13 @@ def _report_within(report: Progress, stage: Step, step: Step) -> None:
 def _attacked(
     entry: Entry, model: Model, x: Tensor, y: Tensor, ball: L0Ball, budget: int, rows: Tensor, seed: int, name: str,
     progress: Progress,
-) -> Found | None:  # fmt: skip
+) -> AttackedRows | None:  # fmt: skip
     """What an attack finds for some rows of x; None, if there are none."""
     if not len(rows):
         return None
     mine = ball.part(x, rows, budget)
     result = entry(model, x[rows], y[rows], mine, seeded(seed, name), rows, progress)
-    return Found.of(rows, x[rows], result)
+    return AttackedRows.of(rows, x[rows], result)
 
 
 def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], seed: int) -> None:
@@ -154,6 +154,15 @@ def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], 
     for name, entry in entries.items():
         mine = ball.part(x, row)
         entry(model, x[:1], label, mine, seeded(seed, name), row)
+
+
+def _identity(
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int
+) -> dict[str, str]:
+    """What must be the same for an evaluation to go on from a state."""
+    values = {"x": x, "y": y, "ball": ball, "budgets": budgets, "seed": seed, "attacks": list(entries)}
+    parts = {name: of_value(name, value) for name, value in values.items()} | {"model": of_model(model)}
+    return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}
 
 
 def _checked_path(state_path: Path | str | None) -> Path | None:

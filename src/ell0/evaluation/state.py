@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import io
 import json
-import re
 import zipfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attacks.contract import AttackResult, Model
+from ..attacks import AttackResult
 from ..common import write_whole
-from ..threat import L0Ball
 
+_FORMAT = "2"
 _SAME = 1e-3  # of the largest clean margin: so far rounding in other batches may move a margin
 
 
 @dataclass(frozen=True)
-class Found:
+class AttackedRows:
     """What an attack found for some rows: small, on the CPU, and of its points no more than what differs from x.
 
     rows: ``(m,)`` int64, of x; success, distance, queries, refuted: ``(m,)``, as in `AttackResult` and `State`.
@@ -41,7 +36,7 @@ class Found:
     values: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, x: Tensor, result: AttackResult) -> Found:
+    def of(cls, rows: Tensor, x: Tensor, result: AttackResult) -> AttackedRows:
         """rows: ``(m,)``, which of all rows were attacked, and x: ``(m, ...)``, as they were."""
         success = result.success.cpu()
         broken = result.success.nonzero().squeeze(1)
@@ -79,7 +74,7 @@ class State:
         points = x.detach().clone(memory_format=torch.contiguous_format)
         return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
 
-    def learn(self, column: int, budget: int, found: Found) -> None:
+    def learn(self, column: int, budget: int, found: AttackedRows) -> None:
         """Takes over what an attack found for some rows."""
         self.queries[found.rows, column] += found.queries
         self.tried[found.rows, column] = budget
@@ -95,7 +90,7 @@ class State:
         arrays = {key: value.numpy() for key, value in vars(self).items() if key != "x_adv"}
         arrays |= {"at": at.cpu().numpy(), "values": self.x_adv.flatten()[at].double().cpu().numpy()}
         file = io.BytesIO()
-        np.savez(file, allow_pickle=False, parts=np.array(json.dumps(parts)), **arrays)
+        np.savez(file, allow_pickle=False, parts=np.array(json.dumps({"format": _FORMAT, **parts})), **arrays)
         write_whole(path, file.getvalue())
 
     @classmethod
@@ -112,6 +107,9 @@ class State:
             state = cls(**arrays, x_adv=x.detach().clone(memory_format=torch.contiguous_format))
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"state_path must be a file that evaluate wrote, got {str(path)!r}") from error
+        if saved.pop("format", None) != _FORMAT:
+            rule = "state_path must be a file that this version of ell0 wrote"
+            raise ValueError(f"{rule}, got {str(path)!r}; remove it and start again")
         differs = [part for part in {**saved, **parts} if saved.get(part) != parts.get(part)]
         if not differs and not _close(state.clean, clean, noise):
             differs = ["model"]
@@ -122,54 +120,6 @@ class State:
         return state
 
 
-def fingerprint(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    ball: L0Ball,
-    attacks: dict[str, Callable[..., AttackResult]],
-    budgets: tuple[int, ...],
-    seed: int,
-) -> dict[str, str]:
-    """What makes an evaluation the same: by part, in words or as a hash. Of a model what can be read off it: its words,
-    which hold the k of truncated layers, and the weights of a module."""
-    parts = {"x": _print(x), "y": _print(y), "seed": _print(seed), "budgets": _print(budgets)}
-    parts["model"] = _print(model) + (_print(model.state_dict()) if isinstance(model, nn.Module) else "")
-    parts["ball"] = _print({key: float(v) if isinstance(v, int) else v for key, v in vars(ball).items()})
-    parts["attacks"] = ", ".join(attacks)
-    for name, attack in attacks.items():
-        parameters = inspect.signature(attack).parameters.values()
-        values = _print({p.name: p.default for p in parameters if p.default is not p.empty})
-        parts[f"parameters of {name}"] = f"{_home(attack)}({values})"
-    return parts
-
-
-def bare(attack: Callable[..., AttackResult]) -> Callable[..., AttackResult]:
-    """The function under partials."""
-    while isinstance(attack, partial):
-        attack = attack.func
-    return attack
-
-
-def _home(attack: Callable[..., AttackResult]) -> str:
-    function = bare(attack)
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
 def _close(saved: Tensor, clean: Tensor, noise: float) -> bool:
     largest = float(clean.abs().where(clean.isfinite(), 0.0).max())
     return torch.allclose(saved, clean, rtol=0.0, atol=_SAME * largest + noise)
-
-
-def _print(value: object) -> str:
-    if isinstance(value, Tensor):
-        raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw).hexdigest()}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_print(item)}" for key, item in value.items())
-    words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    if isinstance(value, L0Ball):
-        # The words of a long tensor leave most of it out.
-        words += "".join(_print(item) for item in vars(value).values() if isinstance(item, Tensor))
-    return words

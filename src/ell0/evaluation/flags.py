@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attacks.contract import Model, Victim
 from ..parallel import Team
 from ..threat import L0Ball
-from ._state import State
+from .state import State
 
 _PROBED = 64  # rows that show what kind of outputs a model gives
 

@@ -32,7 +32,7 @@ class AttackRecord:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One point of a curve over budgets; decided: how many rows each attack, or ``"clean"``, has broken up to it."""
 
     budget: int
@@ -98,7 +98,7 @@ class Evaluation:
         }
 
     @property
-    def curve(self) -> tuple[Point, ...]:
+    def curve(self) -> tuple[CurvePoint, ...]:
         """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had."""
         return tuple(self._point(budget) for budget in self.budgets)
 
@@ -142,10 +142,10 @@ class Evaluation:
     def _share(self, rows: Tensor) -> Share:
         return Share(int(rows.sum()), self.n)
 
-    def _point(self, budget: int) -> Point:
+    def _point(self, budget: int) -> CurvePoint:
         broken = (self.verdict >= 0) & (self.distance <= budget)
         counts = torch.bincount(self.verdict[broken], minlength=len(self.attacks) + 1).tolist()
-        return Point(budget, self._share(~broken), dict(zip((CLEAN, *self.attacks), counts, strict=True)))
+        return CurvePoint(budget, self._share(~broken), dict(zip((CLEAN, *self.attacks), counts, strict=True)))
 
 
 def percent(share: Share) -> str:
