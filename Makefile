@@ -38,12 +38,12 @@ test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton a
 
 bench: setup  ## times of the truncated layer on this machine
 	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
-	$(BIN)/python tools/readme.py
+	$(BIN)/python tools/tables.py
 
 bench-attacks: setup  ## the attacks beside their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
 	$(INSTALL) -e '.[foolbox]'
 	$(BIN)/python benchmarks/attacks.py --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
-	$(BIN)/python tools/readme.py
+	$(BIN)/python tools/tables.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/ell0/ops/_kernel*.so

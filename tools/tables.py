@@ -1,0 +1,513 @@
+"""Writes the tables of README.md and docs/*.md from results/*.json.
+
+    python tools/tables.py            # write every table anew
+    python tools/tables.py --check    # exit code 1 if a table is stale
+    python tools/tables.py NAME ...   # print tables
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is a key of ``TABLES``.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ell0 import recipe
+from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, WORST_CASE, Measurement, Results
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NONE = "-"
+
+
+class Files(dict[str, Results]):
+    """Results files by name, read when they are asked for; they are the sources of a table."""
+
+    def __missing__(self, name: str) -> Results:
+        self[name] = Results.load(ROOT / "results" / f"{name}.json")
+        return self[name]
+
+
+@dataclass(frozen=True)
+class MarkdownTable:
+    """A head and lines of cells. note: what all cells have in common."""
+
+    head: Sequence[str]
+    lines: Sequence[Sequence[str | Measurement]]
+    note: str = ""
+
+    def text(self, files: Files) -> str:
+        figures = [cell for line in self.lines for cell in line if isinstance(cell, Measurement)]
+        columns = [
+            {cell.n for cell in column if isinstance(cell, Measurement)} for column in zip(*self.lines, strict=True)
+        ]
+        head, notes = list(self.head), [self.note]
+        # How many rows a figure is over stands in the head of its column, or once if it is the same for all.
+        if len({cell.n for cell in figures}) == 1 and figures[0].n:
+            notes.append(f"n = {figures[0].n:,}")
+        else:
+            sizes = [next(iter(column)) if len(column) == 1 else None for column in columns]
+            head = [f"{words}, n = {n:,}" if n else words for words, n in zip(head, sizes, strict=True)]
+        spread = {kind_of(cell) for cell in figures if has_spread(cell)}
+        if spread:
+            notes.append("in brackets " + ("95 % intervals" if spread <= {"share", "count"} else "lowest and highest"))
+        cells = [[shown(cell) for cell in line] for line in self.lines]
+        below = "; ".join([*filter(None, notes), measured(files.values())])
+        return "\n".join([*(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)), "", below])
+
+
+def kind_of(cell: Measurement) -> str:
+    unit = cell.get("unit")
+    if unit in ("x", "x faster"):
+        return "ratio"
+    if unit in ("seconds", "bytes"):
+        return str(unit)
+    return "count" if cell.what in ("median_distance", "distance", "certified_radius", "median_radius") else "share"
+
+
+def has_spread(cell: Measurement) -> bool:
+    return cell.low is not None and (cell.low != cell.high or kind_of(cell) == "share")
+
+
+def shown(cell: str | Measurement) -> str:
+    """A figure with its interval and, where there is one, the paper's."""
+    if isinstance(cell, str):
+        return cell
+    kind = kind_of(cell)
+    unit = {"share": " %", "seconds": " s", "bytes": " MiB"}.get(kind, "")
+
+    def form(value: float, digits: int = 1) -> str:
+        if kind == "share":
+            return f"{100 * value:.{digits}f}"
+        if kind == "ratio":
+            return f"{value:.1f}" if cell.value < 20 else f"{value:.0f}"
+        if kind == "bytes":
+            return f"{value / 2**20:,.0f}"
+        return f"{value:g}" if kind == "count" else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+    words = form(cell.value) + unit
+    if has_spread(cell):
+        words += f" ({form(cell['low'])}-{form(cell['high'])})"
+    return words if cell.paper is None else f"{words}, paper {form(cell.paper, 2)}{unit}"
+
+
+def measured(files: Iterable[Results]) -> str:
+    """Device, commands and commits of some files, in the same words for every table."""
+    places: dict[str, list[str]] = {}
+    for one in files:
+        commit = f", commit {one.commit}" if one.commit else ""
+        places.setdefault(one.device, []).append(f"`{one.command}`{commit}")
+    return "measured " + "; ".join(f"on {device} by {'; '.join(commands)}" for device, commands in places.items()) + "."
+
+
+def digits(files: Files) -> MarkdownTable:
+    """The default recipe: what is proven, and what stands under all attacks."""
+    results, budgets = files["digits"], (1, 2, 3)
+    lines = []
+    for clean in results.select(what="clean_accuracy"):
+        worst = [results.find(classifier=clean["classifier"], attack=WORST_CASE, budget=m, beta=100.0) for m in budgets]
+        proven = ["" if one.certified is None else f"{100 * one.certified:.0f} - " for one in worst]
+        cells = [f"{words}{100 * one.value:.0f} %" for words, one in zip(proven, worst, strict=True)]
+        lines.append([clean["classifier"], f"{100 * clean.value:.1f} %", *cells])
+    note = f"proven - robust accuracy of {worst[0].n} test images, values within 100; {results.seconds:.0f} s"
+    return MarkdownTable(["digits", "clean", *(f"{m} changed" for m in budgets)], lines, note)
+
+
+def attacks(files: Files) -> MarkdownTable:
+    """What each attack leaves standing of a trained F(10), and for how many queries."""
+    results = files["bench-attacks-cpu"]
+    lines = []
+    for narrow in results.select(what="attack", beta=1.0):
+        wide = results.find(what="attack", attack=narrow["attack"], beta=100.0)
+        lines.append([narrow["attack"], narrow, wide, f"{wide['queries']:.0f}"])
+    (dear,) = results.select(what="equal price")
+    lines.append([f"sparse_rs, limit {dear['limit']:,} queries", NONE, dear, f"{dear['queries']:.0f}"])
+    clean = results.find(what="clean")
+    note = f"F(10), {clean['epochs']} epochs on clean MNIST, clean accuracy {shown(clean)}; {dear['budget']} changed"
+    return MarkdownTable(["robust accuracy", "values within 1", "within 100", "queries an image"], lines, note)
+
+
+def attacks_reference(files: Files) -> MarkdownTable:
+    """Sparse-RS against its authors' code, Pointwise against foolbox's."""
+    results = files["bench-attacks-cpu"]
+    ours, theirs = (results.find(what="reference", attack=f"sparse_rs{own}") for own in ("", " of the authors"))
+    near, far = (results.find(what="distance", attack=name) for name in ("pointwise", "foolbox PointwiseAttack"))
+    faster = [f"{results.find(what=what).value:.0f} times" for what in ("overhead", "speed")]
+    lines = [
+        [f"sparse_rs, robust accuracy, {ours['limit']:,} queries", shown(ours), shown(theirs), faster[0]],
+        ["pointwise, median changed features, 10 repeats", f"{near.value:g}", f"{far.value:g}", faster[1]],
+    ]
+    note = f"n = {ours.n:,} and {near.n:,}; sparse_rs is faster by its own work, the model's aside"
+    return MarkdownTable(["", "ell0", "reference", "faster"], lines, note)
+
+
+def mnist_table2(files: Files) -> MarkdownTable:
+    """Table 2 of the paper on MNIST: median pixels that Pointwise changes, ours and foolbox's."""
+    lines = []
+    for name, beta in ((name, beta) for name in ("F(10)", "F(0)") for beta in (100.0, 1.0)):
+        which = {"what": "median_distance", "classifier": name, "beta": beta}
+        once, often, one, ten = (
+            row
+            for file in ("mnist-table2", "mnist-foolbox")
+            for row in sorted(files[file].select(**which), key=lambda row: row["repeats"])
+        )
+        paper = f"{once.paper:g}"
+        lines.append([f"{name}, values within {beta:g}", *(f"{row.value:g}" for row in (once, often, one, ten)), paper])
+    head = ["median changed pixels", "one run", "nearest of 10", "foolbox, one run", "foolbox, nearest of 10", "paper"]
+    return MarkdownTable(head, lines, f"n = {once.n:,}, foolbox {one.n:,}")
+
+
+def mnist_training(files: Files) -> MarkdownTable:
+    """What the paper's training of F(10) takes."""
+    results = files["mnist-f10"]
+    took, attacks = results.find(what="training_seconds"), results.find(what="attack_seconds")
+    topk = files["bench-train-h200"].find(what="training", mode="topk")
+    return MarkdownTable(
+        ["F(10), 250 epochs, 9 attacks on 60,000 images", "ell0", "with torch.topk, estimated", "paper"],
+        [["seconds", f"{took.value:,.0f}", f"{topk.value:,.0f}", f"{took.paper:,.0f}"],
+         ["of them attacks", f"{attacks.value:,.0f}", f"{topk['attack_seconds']:,.0f}", NONE]],
+    )  # fmt: skip
+
+
+def mnist_sandwich(files: Files) -> MarkdownTable:
+    """A network for 10 changes: what is proven and what stands under all attacks."""
+    results = files["mnist-sandwich"]
+    rows = [results.find(attack=WORST_CASE, budget=budget, beta=100.0) for budget in (4, 8, 12, 16)]
+    lines = [
+        ["proven", *(f"{100 * row['certified']:.1f} %" for row in rows)],
+        ["all attacks, values within 100", *(shown(row) for row in rows)],
+    ]
+    minutes = results.find(what="training_seconds").value / 60
+    note = f"n = {rows[0].n:,}; {spent(rows)}; trained in {minutes:.0f} minutes; in brackets 95 % intervals"
+    return MarkdownTable(["MNIST", *(f"{row['budget']} changed" for row in rows)], lines, note)
+
+
+def certify_cost(files: Files) -> MarkdownTable:
+    """What certificates cost, and a training step on a bound."""
+    devices = [files[f"bench-certify-{device}"] for device in ("h200", "cpu")]
+    lines = [
+        [words, *(shown(one.find(**which)) for one in devices)]
+        for words, which in (
+            ("10,000 certificates by intervals", of(what="certificates", method="ibp")),
+            ("10,000 certificates by intervals and lines", of(what="certificates", method="best")),
+            ("training step on the exact bound, times a plain step", of(what="step, exact bound")),
+            ("training step on the quick bound, times a plain step", of(what="step, quick bound")),
+        )
+    ]
+    note = "784-512(100)-10, all budgets up to 32; in brackets lowest and highest"
+    return MarkdownTable(["MNIST", "GPU", "CPU"], lines, note)
+
+
+def theory(files: Files) -> MarkdownTable:
+    """Robust error on the paper's Gaussian mixture under the best attack there is."""
+    results = files["theory"]
+    lines = []
+    for d, budgets in ((784, (1, 5, 10)), (10_000, (10, 30)), (1_000_000, (30, 100, 300))):
+        for budget in budgets:
+            here = {"d": d, "decay": 0.0, "budget": budget}
+            equal, chosen, clipped = (results.find(classifier=name, **here) for name in (EQUAL, CHOSEN, CLIPPED))
+            bound = results.find(what="lower_bound", **here)
+            best = f"{shown(chosen)}, k = {chosen['k']:,}"
+            lines.append([f"{d:,}", f"{budget}", shown(equal), best, shown(clipped), f"{100 * bound.value:.1f} %"])
+    clean = results.find(what="bayes_error", d=784, decay=0.0)
+    note = f"signal spread evenly, {100 * clean.value:.1f} % without an attack; in brackets 95 % intervals"
+    return MarkdownTable(["inputs", "changed", "k = budget", "k chosen", "clipped", "lower bound"], lines, note)
+
+
+Entries = dict[str, Any]
+Rows = dict[str, tuple[str, Entries]]
+"""Words of a line, and for it a results file and entries of its measurements."""
+Make = Callable[[Files], MarkdownTable]
+
+
+def grid(head: str, rows: Rows, columns: dict[str, Entries], note: str = "") -> Make:
+    """A table whose cells are the measurements with the entries of their row and their column."""
+
+    def make(files: Files) -> MarkdownTable:
+        lines = [
+            [words, *(cell(files[file], {**which, **asked}) for asked in columns.values())]
+            for words, (file, which) in rows.items()
+        ]
+        return MarkdownTable([head, *columns], lines, note)
+
+    def cell(results: Results, asked: Entries) -> str | Measurement:
+        # Behind a clamp no value is worth more than one within 1, so that alone was measured.
+        measured = asked.get("beta") is None or results.select(beta=asked["beta"])
+        return results.find(**asked) if measured else NONE
+
+    return make
+
+
+def of(**entries: Any) -> Entries:
+    return entries
+
+
+def classifiers(file: str, names: dict[str, str]) -> Rows:
+    """Lines of one file: words -> classifier."""
+    return {words: (file, of(classifier=name)) for words, name in names.items()}
+
+
+def boxes(budgets: Sequence[int]) -> dict[str, Entries]:
+    """Clean accuracy, and the worst case at these budgets within two boxes of values."""
+    worst = of(attack=WORST_CASE, unit="feature")
+    return {"clean": of(what="clean_accuracy")} | {
+        f"{m} changed within {beta:g}": of(**worst, budget=m, beta=beta) for beta in (1.0, 100.0) for m in budgets
+    }
+
+
+def mnist_baselines(files: Files) -> MarkdownTable:
+    """What each part of the defence does; the last line is proven, at any value."""
+    parts = {"plain network": "F(0) plain", "inputs clamped to [-1, 1]": "F(0) clamped", "truncation": "F(10) plain"}
+    trained = {"adversarial training": "F(0)", "truncation and adversarial training": "F(10)"}
+    rows = classifiers("mnist-baselines", parts) | classifiers("mnist-table1", trained)
+    note = "all attacks with 1,000 queries, 100 steps, behind adversarial training 5,000 and 300"
+    attacked = grid("MNIST", rows, boxes((3, 5, 8)), note)(files)
+    own = of(classifier="F(0) for 10, seed 0")
+    certified = files["mnist-certified"]
+    proven = [shown(certified.find(**own, what="certified_accuracy", budget=m)) for m in (3, 5, 8)]
+    clean = certified.find(**own, what="clean_accuracy")
+    last: list[str | Measurement] = [f"trained on the bound, **proven**, n = {clean.n:,}", clean, *proven, *proven]
+    return MarkdownTable(attacked.head, [*attacked.lines, last], note)
+
+
+def certified(head: str, sources: Rows, budgets: Sequence[int], rivals: str) -> Make:
+    """Certified accuracy at any value, ours and the rivals': means over classifiers; last the published medians."""
+
+    def make(files: Files) -> MarkdownTable:
+        lines = []
+        for words, (file, which) in sources.items():
+            rows = [row for name in which["classifiers"] for row in files[file].select(classifier=name)]
+            asked = [("clean_accuracy", None), *(("certified_accuracy", m) for m in budgets)]
+            shares = [mean(row for row in rows if (row.what, row.get("budget")) == one) for one in asked]
+            radii = [row for row in rows if row.what == "certified_radius"]
+            passes = f"{radii[0].beside.get('forwards', 1):,}"
+            lines.append([words, *(f"{100 * share:.1f} %" for share in shares), f"{mean(radii):g}", passes])
+        for row in recipe.load(rivals).quoted:
+            lines.append([f"{row['classifier']}, published", *[NONE] * (1 + len(budgets)), f"{row['value']:g}", NONE])
+        names = ["clean", *(f"{m} changed" for m in budgets), "median radius", "forward passes"]
+        return MarkdownTable([head, *names], lines, f"pixels of any value; n = {radii[0].n:,}")
+
+    return make
+
+
+def mean(rows: Iterable[Measurement]) -> float:
+    return statistics.mean(row.value for row in rows)
+
+
+def spent(rows: Sequence[Measurement]) -> str:
+    return f"{rows[0]['queries']:,} queries, {rows[0]['steps']} steps"
+
+
+def forward(data: str, k: int = 10, **more: Any) -> Entries:
+    return of(what="forward", data=data, k=k, **(more or of(to="dense", prepared=True)))
+
+
+def layers(file: str, kinds: dict[str, Entries]) -> Rows:
+    kinds = {
+        "forward, MNIST": forward("mnist"),
+        "forward, MNIST with 10 numbers at +-100": forward("mnist+10@100"),
+        "forward, Gaussian": forward("gaussian"),
+        **kinds,
+    }
+    return {words: (file, which) for words, which in kinds.items()}
+
+
+SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature")
+WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
+VGG = classifiers("cifar-table1-100", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"})
+DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
+
+TABLES: dict[str, Make] = {
+    "digits": digits,
+    "attacks": attacks,
+    "attacks-reference": attacks_reference,
+    "mnist-table1": grid(
+        "MNIST",
+        {
+            f"{name}, {m} changed": ("mnist-table1", of(classifier=name, budget=m))
+            for name in ("F(0)", "F(10)")
+            for m in (3, 5, 8)
+        },
+        {f"Sparse-RS, {q:,} queries": of(**SEARCH, queries=q) for q in (300, 1000, 5000)}
+        | {f"all attacks, values within {beta:g}": of(attack=WORST_CASE, beta=beta) for beta in (100.0, 1.0)},
+        "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps",
+    ),
+    "mnist-table2": mnist_table2,
+    "mnist-training": mnist_training,
+    "mnist-baselines": mnist_baselines,
+    "mnist-base": grid(
+        "base classifier on MNIST",
+        classifiers("mnist-baselines", {"rate 0.001, 250 epochs, as in the paper": "F(0) plain"})
+        | classifiers(
+            "mnist-base",
+            {"rate 0.05, 20 epochs": "F(0) base", "rate 0.05, 40 epochs, images moved": "F(0) base, moved"},
+        ),
+        {"clean accuracy": of(what="clean_accuracy")},
+    ),
+    "mnist-certified": certified(
+        "MNIST",
+        {
+            f"bound for {m} changed, mean of 3 seeds": (
+                "mnist-certified",
+                of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]),
+            )
+            for m in (6, 10, 16)
+        }
+        | {"partition into 60 (FPA)": ("mnist-rivals", of(classifiers=["partition(60)"]))}
+        | {"ablation to 45 pixels": ("mnist-rivals", of(classifiers=["ablation(45)"]))},
+        (1, 4, 8, 10, 16, 20),
+        "mnist-rivals",
+    ),
+    "mnist-sandwich": mnist_sandwich,
+    "cifar-table1": grid(
+        "CIFAR-10",
+        VGG,
+        {"clean": of(what="clean_accuracy")}
+        | {f"{m} changed, {q:,} queries": of(**SEARCH, budget=m, queries=q) for m in (3, 8) for q in (300, 1000, 5000)},
+        "Sparse-RS with values within 100",
+    ),
+    "cifar-table2": grid(
+        "median changed features, one run",
+        classifiers("cifar-table2-100", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"}),
+        {f"values within {beta:g}": of(what="median_distance", beta=beta) for beta in (100.0, 1.0)},
+    ),
+    "cifar-all-attacks": grid(
+        "CIFAR-10",
+        VGG | classifiers("cifar-best", {"clamped, an attack in every step": "VGG clamped, TRADES"}),
+        boxes((3, 8)) | {"20 pixels within 1": of(attack=WORST_CASE, unit="pixel", budget=20, beta=1.0)},
+        "all attacks with 5,000 queries, 300 steps",
+    ),
+    "cifar-truncations": grid(
+        "VGG on CIFAR-10",
+        classifiers(
+            "cifar-truncations",
+            {
+                "no truncation": "VGG(0)",
+                "k = 10 of the input's 3,072 numbers": "VGG(10), input",
+                "k = 4 of a field's 27 products": "VGG(4), products of a field",
+                "k = 2 of a field's 9 pixels": "VGG(2), pixels of a field",
+            },
+        ),
+        boxes((3, 8)),
+        "all attacks with 1,000 queries, 100 steps",
+    ),
+    "cifar-epoch": grid(
+        "CIFAR-10",
+        classifiers("cifar-epochs", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"}),
+        {"one epoch": of(what="epoch_seconds")},
+        "medians of epochs",
+    ),
+    "cifar-repeat": grid(
+        "CIFAR-10",
+        classifiers("cifar-table1-100", {"VGG(10)": "VGG(10)"})
+        | classifiers("cifar-table1-100-earlier", {"VGG(10), an earlier training": "VGG(10)"}),
+        {f"Sparse-RS, {m} changed within 100": of(**SEARCH, budget=m, queries=5000) for m in (3, 8)}
+        | {
+            f"all attacks, {m} changed within 1": of(attack=WORST_CASE, unit="feature", budget=m, beta=1.0)
+            for m in (3, 8)
+        },
+        "5,000 queries",
+    ),
+    "cifar-scale": grid(
+        "VGG(10), 15 epochs, 8 changed, validation split",
+        classifiers("cifar-scale", {"images in [-1, 1]": "VGG(10)"})
+        | classifiers("cifar-scale-unit", {"images in [0, 1]": "VGG(10)"}),
+        {f"values within {beta:g}": of(what="robust_accuracy", budget=8, beta=beta) for beta in (1.0, 100.0)},
+        "Sparse-RS, 1,000 queries",
+    ),
+    "cifar-certified": certified(
+        "CIFAR-10",
+        {f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)}
+        | {"partition into 115 (FPA)": ("cifar-rivals", of(classifiers=["partition(115)"]))}
+        | {"ablation to 75 pixels": ("cifar-rivals", of(classifiers=["ablation(75)"]))},
+        (1, 2, 4, 8),
+        "cifar-rivals",
+    ),
+    "certify-cost": certify_cost,
+    "theory": theory,
+    "malware": grid(
+        "evasion",
+        {
+            f"{title}, {words}": (f"malware-{file}", of(classifier=name))
+            for title, file in (("Drebin-215", "drebin215"), ("DefenseDroid", "defensedroid_prs"))
+            for words, name in DETECTORS.items()
+        },
+        {"accuracy": of(what="clean_accuracy"), "median radius": of(what="median_radius")}
+        | {f"{m} added": of(what="evasion", budget=m) for m in (1, 2, 5, 10)},
+    ),
+    "layer-cpu": grid(
+        "256 samples, 784 -> 1568, k = 10",
+        layers(
+            "bench-layer-cpu",
+            {
+                "forward, 80 % zeros": forward("zeros80"),
+                "training step, weights prepared each time, MNIST": of(what="step", k=10, data="mnist"),
+                "forward with torch.topk, times ours": forward("mnist", to="topk"),
+                "forward with torch.topk, times ours, k = 100": forward("mnist", 100, to="topk"),
+            },
+        ),
+        WEIGHTS,
+        "medians, times the dense layer",
+    ),
+    "layer-h200": grid(
+        "8,192 samples, 784 -> 1568, k = 10",
+        layers(
+            "bench-layer-h200",
+            {
+                "forward, k = 100, MNIST": forward("mnist", 100),
+                "backward to the weight, MNIST": of(what="backward", gradient="weight", k=10),
+            },
+        ),
+        WEIGHTS,
+        "medians, times the dense layer",
+    ),
+    "train-h200": grid(
+        "F(10)",
+        {
+            "training step, 256 images, eager": ("bench-train-h200", of(what="step", mode="eager")),
+            "training step, 256 images, CUDA graph": ("bench-train-h200", of(what="step", mode="graph")),
+            "training epoch, CUDA graph": ("bench-train-h200", of(what="epoch", k=10)),
+            "Sparse-RS, 60,000 images, 300 queries each": ("bench-attacks-h200", of(what="attack")),
+        },
+        {"times F(0)": of(unit="x")},
+        "medians",
+    ),
+}
+
+
+def table(name: str) -> str:
+    """A table and, below it, where its figures come from."""
+    if name not in TABLES:
+        raise LookupError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    files = Files()
+    return TABLES[name](files).text(files)
+
+
+def main(words: Sequence[str]) -> int:
+    check, stale = list(words) == ["--check"], []
+    try:
+        if words and not check:
+            print("\n\n".join(map(table, words)))
+            return 0
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+            old = path.read_text()
+            new = PLACE.sub(lambda place: f"{place[1]}{table(place['name'])}\n{place[3]}", old)
+            if new != old:
+                stale.append(path.name)
+                if not check:
+                    path.write_text(new)
+    except (LookupError, OSError, ValueError) as error:
+        print(f"a table cannot be made: {error}", file=sys.stderr)
+        return 2
+    if check and stale:
+        print(f"tables are stale in {', '.join(stale)}: run tools/tables.py", file=sys.stderr)
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
