@@ -30,7 +30,7 @@ from ell0.evaluation import Evaluation
 from ell0.evaluation.state import AttackedRows
 from ell0.nn import TruncatedLinear
 from ell0.parallel import ALONE, Team, _Ranks, together
-from ell0.recipe import _run
+from ell0.recipe import running
 from ell0.train import TrainConfig, Training
 from ell0.train.folder import TrainingFolder
 from ell0.train.stepper import Stepper
@@ -219,7 +219,7 @@ def _raises_on_rank_1(words: list[str]) -> int:
     if os.environ.get("LOCAL_RANK") != "1":
         return main(words)
     error = FileNotFoundError("tiny.npz is not on this machine")
-    with patch.object(_run, "splits", side_effect=error), patch.object(_attack, "load_rows", side_effect=error):
+    with patch.object(running, "read_splits", side_effect=error), patch.object(_attack, "load_rows", side_effect=error):
         return main(words)
 
 

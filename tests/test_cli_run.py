@@ -21,8 +21,8 @@ from ell0.cli._common import shown
 from ell0.cli._run import _show
 from ell0.common import Step
 from ell0.evaluation import Evaluation
-from ell0.recipe import _run
-from ell0.recipe._measure import measured
+from ell0.recipe import running
+from ell0.recipe.measuring import measure
 from ell0.results import Results
 from ell0.train import save_checkpoint
 from tiny_recipe import write_recipe
@@ -120,9 +120,9 @@ def test_an_interrupt_says_how_to_go_on(
         calls += 1
         if calls == 4:
             raise KeyboardInterrupt
-        return measured(*given)
+        return measure(*given)
 
-    monkeypatch.setattr(_run, "measured", stopped_once)
+    monkeypatch.setattr(running, "measure", stopped_once)
     stopped = tmp_path / "a run"
     assert main(["run", str(tiny), "--out", str(stopped), "--device", "cpu", "--fresh"]) == 130
     last = capsys.readouterr().err.splitlines()[-1]

@@ -79,6 +79,7 @@ def test_public_names() -> None:
     }
     assert set(ell0.ops.__all__) == {
         "Prepared",
+        "check_clip",
         "check_k",
         "clipped_linear",
         "cuts",
@@ -86,7 +87,6 @@ def test_public_names() -> None:
         "prepare",
         "trimmed_linear",
         "trimmed_conv2d",
-        "trimmed_conv2ds",
         "trimmed_linears",
         "truncated_linear",
     }

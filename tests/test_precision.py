@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ell0 import L0Ball, certify, recipe
 from ell0.attacks import sparse_rs
 from ell0.precision import _SWITCHES, dense_products
-from ell0.recipe import _run
-from ell0.recipe._measure import measured
-from ell0.recipe._recipe import Task
+from ell0.recipe import running
+from ell0.recipe.measuring import measure
+from ell0.recipe.plan import Task
 from ell0.train import TrainConfig, fit
 from tiny_recipe import write_recipe
 
@@ -161,9 +161,9 @@ def test_attacks_of_a_recipe_see_float32_where_certificates_are_measured(
 
     def watched(task: Task, *rest: Any) -> Any:
         seen.setdefault(task.classifier.name, set()).add(switches()[1])
-        return measured(task, *rest)
+        return measure(task, *rest)
 
-    monkeypatch.setattr(_run, "measured", watched)
+    monkeypatch.setattr(running, "measure", watched)
     path = write_recipe(tmp_path)
     certified = '[[measure]]\nwhat = "certified_accuracy"\nclassifiers = ["F(2)"]\nbudgets = [1]\n'
     path.write_text(path.read_text() + certified)

@@ -17,7 +17,7 @@ from torch import nn
 from ell0 import data, recipe
 from ell0.common import device_of
 from ell0.nn import InputClamp, InputScale, TruncatedConv2d, TruncatedLinear
-from ell0.recipe import _model
+from ell0.recipe import models
 from ell0.results import Measurement, Row
 from ell0.threat import stretched
 from ell0.train import PAPER_CIFAR10, PAPER_MNIST, load_checkpoint, save_checkpoint
@@ -53,9 +53,9 @@ def test_shipped_recipes() -> None:
         assert (one.name, one.k, one.training, one.budget) == (f"F({k})", k, PAPER_MNIST, 10)
         assert one.attack is not None
         assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
-        assert one.attack.parameters == {"queries": 300, "values": "corners"}
+        assert one.attack.settings == {"queries": 300, "values": "corners"}
     table = recipe.load("mnist-table1")
-    rows = [table.figure(measurement(row)) for task in table.tasks() for row in task.rows()]
+    rows = [table.with_paper(measurement(row)) for task in table.tasks for row in task.identities()]
     asked = {"classifier": "F(10)", "attack": "sparse_rs", "budget": 8, "queries": 5000}
     (best,) = [row for row in rows if asked.items() <= row.items()]
     assert (best["paper"], best["paper_n"], best["protocol"]) == (0.5879, 512, "paper")
@@ -66,7 +66,7 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
     figure = recipe.load("mnist-fig1a")
     assert [one.name for one in figure.classifiers] == [f"F({k})" for k in range(16)]
     assert all(one.attack is None for one in figure.classifiers)
-    pairs = [(task.row["k"], task.row["budget"]) for task in figure.tasks() if "budget" in task.row]
+    pairs = [(task.row["k"], task.row["budget"]) for task in figure.tasks if "budget" in task.row]
     assert sorted(pairs) == sorted([(0, m) for m in range(1, 16)] + [(k, k) for k in range(1, 16)])
 
 
@@ -76,35 +76,39 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         (
             "epochs = 3",
             "epoch = 3",
-            "classifier 1, training: 'epoch' is no key here; did you mean 'epochs'?",
+            "classifier 1, training: unknown key 'epoch'; did you mean 'epochs'?",
         ),
         ("epochs = 3", 'epochs = "3"', "tiny.toml, classifier 1, training: epochs must be an int >= 1, got '3'"),
         ("rates = [0.05]\nrefresh", 'rates = "fast"\nrefresh', "classifier 2, training: rates must be"),
         ("[data]", "[date]", "tiny.toml: the table [data] is missing"),
         ('name = "mlp"\nk = 0', 'name = "mpl"\nk = 0', "got 'mpl'; did you mean 'mlp'?"),
         ("k = 0", "k = -1", "classifier 1, model: k must be a list of different values, each an int >= 0, got -1"),
-        ("k = 0", "k = [0, 1]", "name must have {k} in it where k has several values, got 'F(0)'"),
-        ("epochs = 3", "epochs = 3\nseed = [0, 1]", "name must have {seed} in it where seed has several values, got"),
+        ("k = 0", "k = [0, 1]", "name must have {k} if k has several values, got 'F(0)'"),
+        ("epochs = 3", "epochs = 3\nseed = [0, 1]", "name must have {seed} if seed has several values, got"),
         ("epochs = 3", "epochs = 3\nseed = -1", "training: seed must be a list of different values, each an int >= 0"),
-        ("k = 0\nhidden = [8]", "k = 0\nhiden = [8]", "'hiden' is no key here; did you mean 'hidden'?"),
-        ("k = 0\nhidden = [8]", "k = 0\nhidden = 8", "hidden must be a list of ints >= 1, got 8"),
-        ("k = 0\nhidden", "k = 0\nwidth = 3\nhidden", "'width' is no key here"),
+        ("k = 0\nhidden = [8]", "k = 0\nhiden = [8]", "unknown key 'hiden'; did you mean 'hidden'?"),
+        (
+            "k = 0\nhidden = [8]",
+            "k = 0\nhidden = [8, 0]",
+            "hidden must be a list of values, each an int >= 1, got [8, 0]",
+        ),
+        ("k = 0\nhidden", "k = 0\nwidth = 3\nhidden", "unknown key 'width'"),
         ("k = 0\n", "k = 0\nclamp = [1.0]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0.5, 0.5]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", 'k = 0\nclamp = ["a", 1]\n', "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0, 1e-42]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = 2\n", "model: clamp must be true, false or two numbers [low, high], low "),
-        ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean it by 'budget'?"),
-        ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "budgets must be a list of different values"),
+        ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean 'budget'?"),
+        ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "a list of different values"),
         ("queries = [4, 8]", "queries = [4, 8]\nloss = 'sum'", 'measure 2: loss must be "margin" or "ce", got'),
-        ("queries = [4, 8]", "steps = [4, 8]", "measure 2: 'steps' is no key here"),
-        ("queries = 5", "querys = 5", "training, attack: 'querys' is no key here; did you mean 'queries'?"),
+        ("queries = [4, 8]", "steps = [4, 8]", "measure 2: unknown key 'steps'"),
+        ("queries = 5", "querys = 5", "training, attack: unknown key 'querys'; did you mean 'queries'?"),
         ("queries = 5", "queries = 0", "training, attack: queries must be an int >= 1, got 0"),
         ("beta = 10.0\n[[measure]]", "beta = 0\n[[measure]]", "attack: beta must be a number > 0, got 0"),
         ('what = "clean_accuracy"', 'what = "clean"', "did you mean 'clean_accuracy'?"),
         ('what = "clean_accuracy"', 'what = "clean_accuracy"\nclassifiers = ["F(3)"]', "classifiers must be a list"),
-        ('what = "clean_accuracy"', 'what = "clean_accuracy"\nbeta = [1.0]', "measure 1: 'beta' is no key here"),
+        ('what = "clean_accuracy"', 'what = "clean_accuracy"\nbeta = [1.0]', "measure 1: unknown key 'beta'"),
         ('name = "F(2)"', 'name = "f0"', "classifiers must have different names, got 'F(0)' and 'f0'"),
         ('name = "F(2)"', 'name = "()"', "a classifier's name must have a letter or a digit, got '()'"),
         ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),
@@ -140,7 +144,7 @@ def test_an_unknown_recipe_is_named() -> None:
         ("k = 2", "k = 8", "k must satisfy 0 <= 2*k < in_features"),
         ("k = 2", "k = 2\nin_features = 15", "F(2): the model must take rows of shape (1, 4, 4)"),
         ("k = 2", "k = 2\nclasses = 2", "to at least 3 classes"),
-        ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz is not there"),
+        ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz does not exist"),
         ('npz = "tiny.npz"', 'npz = "tiny.toml"', "tiny.toml must be a .npz file that NumPy wrote"),
     ],
 )
@@ -164,7 +168,7 @@ def test_data_that_is_not_here_is_one_sentence(tmp_path: Path) -> None:
 def test_worst_cases_come_last_the_hardest_at_the_end(tiny: Path) -> None:
     worst = '[[measure]]\nwhat = "worst_case"\nbudgets = [1]\nqueries = {}\n'
     edited(tiny, '[[measure]]\nwhat = "clean_accuracy"', worst.format(99) + '[[measure]]\nwhat = "clean_accuracy"')
-    asked = [task.measure.what == "worst_case" and task.row["queries"] for task in recipe.load(tiny).tasks()]
+    asked = [task.what == "worst_case" and task.row["queries"] for task in recipe.load(tiny).tasks]
     assert asked == [False] * 12 + [8, 8, 99, 99]
 
 
@@ -191,14 +195,14 @@ def test_a_classifier_has_several_seeds(tiny: Path) -> None:
         (f"F({k}), seed {seed}", k, seed) for k in (0, 1) for seed in (0, 5)
     ]
     assert last.training.seed == loaded.seed
-    assert loaded.measures[2].classifiers == tuple(one.name for one in several)
+    assert [task.classifier for task in loaded.tasks if task.what == "worst_case"] == several
     assert len({replace(one.training, seed=0) for one in several}) == 1
 
 
 def test_a_recipe_says_where_images_are_clamped(tiny: Path, tmp_path: Path) -> None:
     edited(tiny, "k = 0\n", "k = 0\nclamp = [-1.0, -0.8]\n")
     words = {**recipe.load(tiny).classifiers[0].model, "in_features": 16, "classes": 3}
-    network = _model.build(words, seed=1)
+    network = models.build(words, seed=1)
     card = load_checkpoint(save_checkpoint(tmp_path / "net", network, {"model": words})).card
     again = recipe.model(card)
     for built in (network, again):
@@ -209,7 +213,7 @@ def test_a_recipe_says_where_images_are_clamped(tiny: Path, tmp_path: Path) -> N
     x = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     assert torch.equal(again(x), network(x))
     # It is the plain network on what the ends become.
-    plain = _model.build({**words, "clamp": False}, seed=1)
+    plain = models.build({**words, "clamp": False}, seed=1)
     torch.testing.assert_close(network(x), plain((x.clamp(-1, -0.8) + 1) / 0.2))
 
 
@@ -264,7 +268,7 @@ def test_cifar_recipes_are_those_of_the_paper() -> None:
             assert (one.name, one.k, one.budget) == (f"VGG({k})", k, 10)
             assert one.training == training
             assert one.attack is not None
-            assert one.attack.parameters == {"queries": 300, "values": "corners"}
+            assert one.attack.settings == {"queries": 300, "values": "corners"}
             assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
     (base,) = recipe.load("cifar-base").classifiers
     assert (base.attack, base.training) == (None, replace(PAPER_CIFAR10, augment="crop-flip", precision="bf16"))
@@ -273,7 +277,7 @@ def test_cifar_recipes_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("suffix", ["", "-100"])
 def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
     table, medians = (recipe.load(f"cifar-table{i}{suffix}") for i in (1, 2))
-    rows = [table.figure(measurement(row)) for task in table.tasks() for row in task.rows()]
+    rows = [table.with_paper(measurement(row)) for task in table.tasks for row in task.identities()]
     found = {
         (row["k"], row["budget"], row["queries"]): row["paper"] for row in rows if "budget" in row and "paper" in row
     }
@@ -287,9 +291,9 @@ def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
     assert {(row["attack"], row["budget"], row["beta"]) for row in pixels} == {("worst case", 20, 1.0)}
     assert sorted(row["value"] for row in table.quoted) == [0.617, 0.63]
     rho = {
-        (row["k"], row["beta"]): medians.figure(measurement(row)).paper
-        for task in medians.tasks()
-        for row in task.rows()
+        (row["k"], row["beta"]): medians.with_paper(measurement(row)).paper
+        for task in medians.tasks
+        for row in task.identities()
     }
     assert rho == {(0, 100.0): 2, (0, 1.0): 3, (10, 100.0): 11, (10, 1.0): 17}
     assert [used.name for used in table.used] == [f"cifar-vgg0{suffix}", f"cifar-vgg10{suffix}"]
@@ -305,12 +309,12 @@ def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
     (one,), (its,) = mine.classifiers, other.classifiers
     # A later [training] stands in place of an earlier one; its keys stand over those of each classifier.
     assert one.training == replace(its.training, epochs=12, rates=(0.1,), refresh=25, seed=3)
-    assert (one.model, one.budget, len(mine.measures)) == (its.model, its.budget, len(other.measures))
+    assert (one.model, one.budget, len(mine.tasks)) == (its.model, its.budget, len(other.tasks))
     edited(path, "epochs = 12", "epoch = 12")
-    with pytest.raises(ValueError, match="classifier 1, training: 'epoch' is no key here"):
+    with pytest.raises(ValueError, match="classifier 1, training: unknown key 'epoch'"):
         recipe.load(path)
     edited(path, "cifar-vgg10-100", "cifar-vgg11")
-    with pytest.raises(ValueError, match="like must name a recipe that comes with ell0, got 'cifar-vgg11'; did you"):
+    with pytest.raises(ValueError, match="like must name a recipe of ell0, got 'cifar-vgg11'; did you"):
         recipe.load(path)
 
 
@@ -330,9 +334,7 @@ def test_a_scale_is_for_a_set(tiny: Path) -> None:
 def test_five_of_six_batches_are_one_sentence(tmp_path: Path) -> None:
     for name in [f"data_batch_{i}.bin" for i in (1, 2, 4, 5)] + ["test_batch.bin"]:
         (tmp_path / name).touch()
-    with pytest.raises(
-        FileNotFoundError, match=r"has five of six cifar10 batches, data_batch_3\.bin is missing"
-    ) as raised:
+    with pytest.raises(FileNotFoundError, match=r"has 5 of 6 cifar10 batches, data_batch_3\.bin is missing") as raised:
         recipe.run("cifar-quick", out=tmp_path / "run", root=tmp_path, device="cpu")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()

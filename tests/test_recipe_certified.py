@@ -17,7 +17,7 @@ from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.certify.network_bounds import NetworkBounds
 from ell0.cli import main
 from ell0.cli._certify import _broken
-from ell0.recipe._found import Found, Nearest
+from ell0.recipe.verdicts import Verdicts, decided, proven
 from ell0.report._parts import certified_part, other_units_part
 from ell0.results import Measurement, Results, Row
 from ell0.train import load_checkpoint, save_checkpoint
@@ -62,16 +62,16 @@ def added(tiny: Path, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("proven")
     return recipe.run(added(write_recipe(folder), TRAINED), out=folder / "run", device="cpu")
 
 
-def test_a_recipe_certifies(proven: Path) -> None:
-    results, splits = Results.load(proven / "results.json"), recipe.load(proven / "recipe.toml").data
+def test_a_recipe_certifies(certified: Path) -> None:
+    results, splits = Results.load(certified / "results.json"), recipe.load(certified / "recipe.toml").data
     assert splits.npz is not None
-    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
-    checkpoint = load_checkpoint(proven / "f3certified")
+    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
+    checkpoint = load_checkpoint(certified / "f3certified")
     network = recipe.model(checkpoint.card)
     checkpoint.into(network)
     radii = certify.radius(network.eval(), x, y)
@@ -85,7 +85,7 @@ def test_a_recipe_certifies(proven: Path) -> None:
         assert (boxed["n"], boxed["method"]) == (20, "ibp")
     median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
     assert median["value"] == float(radii.double().quantile(0.5))
-    assert all(row in [each.key for each in results.rows] for row in asked(proven))
+    assert all(row in [each.key for each in results.rows] for row in asked(certified))
 
 
 PIXELS = """
@@ -168,8 +168,8 @@ def asked(run: Path) -> list[Row]:
     return [row for row in recipe.load(run / "recipe.toml").asked() if str(row["what"]).startswith("certified")]
 
 
-def test_the_sandwich_is_in_the_worst_case(proven: Path) -> None:
-    results = Results.load(proven / "results.json")
+def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
+    results = Results.load(certified / "results.json")
     for name in ("F(2)", "F(3) certified"):
         for budget in (1, 2):
             for beta in (1.0, 10.0):
@@ -178,35 +178,34 @@ def test_the_sandwich_is_in_the_worst_case(proven: Path) -> None:
     assert "certified" not in results.find(attack="worst case", classifier="F(0)", budget=1, beta=1.0)
 
 
-def test_certified_training_teaches_the_bound(proven: Path) -> None:
-    results = Results.load(proven / "results.json")
-    certified = {
+def test_certified_training_teaches_the_bound(certified: Path) -> None:
+    results = Results.load(certified / "results.json")
+    shares = {
         name: results.find(what="certified_accuracy", classifier=name, budget=2, method="best")["value"]
         for name in ("F(2)", "F(3) certified")
     }
-    assert certified["F(3) certified"] > certified["F(2)"]
+    assert shares["F(3) certified"] > shares["F(2)"]
 
 
 def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
-    certificate = Found.certificate(math.inf, torch.tensor([-1, 2, 3]))
-    fine = Found(10.0, ("clean", "rs"), torch.tensor([0, 1, -1]), torch.tensor([0, 3, -1]))
+    certificate = Verdicts.certificate(math.inf, torch.tensor([-1, 2, 3]))
+    fine = Verdicts(10.0, ("clean", "rs"), torch.tensor([0, 1, -1]), torch.tensor([0, 3, -1]))
     for pair in ((certificate, fine), (fine, certificate), (fine, fine), (certificate, certificate)):
         pair[0].check(pair[1])
-    broken = Found(10.0, ("clean", "rs"), torch.tensor([0, 1, 1]), torch.tensor([0, 3, 3]))
+    broken = Verdicts(10.0, ("clean", "rs"), torch.tensor([0, 1, 1]), torch.tensor([0, 3, 3]))
     for one, other in ((certificate, broken), (broken, certificate)):
         with pytest.raises(ValueError, match="row 2 is certified for 3 changes, and rs broke it with 3"):
             one.check(other)
-    Found.certificate(1.0, torch.tensor([-1, 2, 3])).check(broken)  # the error lies outside its box
+    Verdicts.certificate(1.0, torch.tensor([-1, 2, 3])).check(broken)  # the error lies outside its box
 
 
 def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
-    nearest = Nearest(3)
-    assert nearest.proven(1, 1.0) is None
-    nearest.learn(Found.certificate(5.0, torch.tensor([1, 0, 2])))
-    nearest.learn(Found.certificate(math.inf, torch.tensor([2, 2])))  # not all rows
-    assert [nearest.proven(m, 5.0) for m in (0, 1, 2, 3)] == [3, 2, 1, 0]
-    assert nearest.proven(1, 6.0) is None
-    assert nearest.decided(3) == {}
+    # The second has not all rows.
+    evidence = [Verdicts.certificate(b, torch.tensor(radii)) for b, radii in ((5.0, [1, 0, 2]), (math.inf, [2, 2]))]
+    assert proven([], 3, 1, 1.0) is None
+    assert [proven(evidence, 3, m, 5.0) for m in (0, 1, 2, 3)] == [3, 2, 1, 0]
+    assert proven(evidence, 3, 1, 6.0) is None
+    assert decided(evidence, 3, 3) == {}
 
 
 @pytest.mark.parametrize(
@@ -229,16 +228,18 @@ def test_what_cannot_be_certified_is_said_before_anything_is_trained(
     assert not list((tmp_path / "run").glob("*/checkpoint.safetensors"))
 
 
-def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
+def test_the_command_certifies_a_checkpoint(
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
     np.savez(tmp_path / "mine.npz", x=x, y=y)
-    words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu"]
+    words = ["certify", str(certified / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu"]
     file = tmp_path / "certified.json"
     assert main([*words, "--budget", "2", "--budget", "1", "--out", str(file), "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "2 changed features of any value" in shown
     assert "median certified radius" in shown
-    results, run = Results.load(file), Results.load(proven / "results.json")
+    results, run = Results.load(file), Results.load(certified / "results.json")
     assert results.command == "ell0 certify f3certified --budget 2 --budget 1 --data mine.npz"
     for budget in (1, 2):
         what = {"what": "certified_accuracy", "classifier": "F(3) certified", "budget": budget, "method": "best"}
@@ -260,19 +261,27 @@ def test_the_command_certifies_a_checkpoint(proven: Path, tmp_path: Path, capsys
 
 
 def test_the_command_has_certificates_challenged(
-    proven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = data.read_npz(proven.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
     np.savez(tmp_path / "mine.npz", x=x, y=y)
-    words = ["certify", str(proven / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--quiet"]
+    words = [
+        "certify",
+        str(certified / "f3certified"),
+        "--data",
+        str(tmp_path / "mine.npz"),
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     words += ["--challenge", "--queries", "30", "--steps", "10"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["command"] == "ell0 certify f3certified --data mine.npz --challenge --queries 30 --steps 10"
     row = found["rows"][-1]
-    certified = next(one for one in found["rows"] if one.get("budget") == 1)
+    share = next(one for one in found["rows"] if one.get("budget") == 1)
     assert (row["what"], row["value"]) == ("certificates_broken", 0)
-    assert row["n"] == round(certified["value"] * certified["n"]) > 0
+    assert row["n"] == round(share["value"] * share["n"]) > 0
     # A bound that claims too much falls, and that is said.
     monkeypatch.setattr(NetworkBounds, "radius", lambda *given, **_: torch.full_like(given[2], 3))
     file = tmp_path / "certified.json"
@@ -329,8 +338,8 @@ def test_the_command_refuses_what_has_no_certificate(tmp_path: Path, capsys: pyt
     assert "no certificate exists" in capsys.readouterr().err
 
 
-def test_the_page_shows_what_is_proven_and_what_is_broken(proven: Path) -> None:
-    page = report.page([proven])
+def test_the_page_shows_what_is_proven_and_what_is_broken(certified: Path) -> None:
+    page = report.page([certified])
     assert "Proven and broken" in page
     assert "stands under attack" in page
     assert "certified accuracy" not in page.split("Other figures")[-1] or "Other figures" not in page

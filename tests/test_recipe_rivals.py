@@ -16,7 +16,8 @@ from torch import Tensor
 from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
-from ell0.recipe._measure import Subject, certified_radii
+from ell0.recipe import models as models_of_recipes
+from ell0.recipe.measuring import Subject, certified_radii
 from ell0.results import Results, Row
 from ell0.train import load_checkpoint
 
@@ -156,9 +157,9 @@ def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: P
 def test_what_holds_with_some_confidence_is_no_proof(ran: Path) -> None:
     """An attack, or the answer to the clean row, may contradict it: neither stops a run, nor is it told as proven."""
     kinds = {}
-    for number, task in enumerate(recipe.load(ran / "recipe.toml").tasks()):
+    for number, task in enumerate(recipe.load(ran / "recipe.toml").tasks):
         with np.load(ran / "verdicts" / f"{number}.npz") as file:
-            kinds[task.classifier.name, task.measure.what] = json.loads(str(file["names"]))
+            kinds[task.classifier.name, task.what] = json.loads(str(file["names"]))
     assert kinds["parts", "certified_accuracy"] == ["certificate"]
     assert kinds["copies", "certified_accuracy"] == []
 
@@ -196,14 +197,14 @@ CERTIFIED = 'what = "certified_accuracy"\n'
     [
         ("parts = 5\n", "", "model: parts is missing"),
         ("parts = 5\n", "parts = 17\n", "parts must be at most the number of pixels, got parts=17 with 16 pixels"),
-        ("parts = 5\n", "parts = 5\nclamp = true\n", "'clamp' is no key here"),
-        ("parts = 5\n", "parts = 5\nk = 2\n", "'k' is no key here"),
+        ("parts = 5\n", "parts = 5\nclamp = true\n", "unknown key 'clamp'"),
+        ("parts = 5\n", "parts = 5\nk = 2\n", "unknown key 'k'"),
         ('split = "random"', 'split = "randon"', "split must be one of 'strided', 'random', got 'randon'"),
         ('rule = "plurality"', 'rule = "most"', "rule must be one of"),
         ("keep = 4\n", "", "model: keep is missing"),
         ("keep = 4\n", "keep = 17\n", "budget 1, 2: keep must be at most the number of pixels"),
         ("confidence = 0.9\n", "confidence = 1.0\n", "confidence must lie in (0, 1), got 1.0"),
-        ("samples = 60\n", "sample = 60\n", "'sample' is no key here; did you mean 'samples'?"),
+        ("samples = 60\n", "sample = 60\n", "unknown key 'sample'; did you mean 'samples'?"),
         ('precision = "bf16"', 'precision = "fp16"', "precision must be one of 'fp32', 'bf16', got 'fp16'"),
         (BASE, "", "the table [classifier.model.base] is missing"),
         ('name = "cnn"\n', 'name = "partition"\n', "base: name must be one of"),
@@ -232,11 +233,11 @@ def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old:
 def test_shipped_rivals(name: str, shape: tuple[int, ...], unit: str) -> None:
     """All test images, 1,000 + 10,000 copies, and steps that a CUDA graph can hold: none asks for a value."""
     rivals = recipe.load(name)
-    certified = [task for task in rivals.tasks() if task.measure.what == "certified_accuracy"]
+    certified = [task for task in rivals.tasks if task.what == "certified_accuracy"]
     assert [task.budgets for task in certified] == [BUDGETS] * 2
-    assert {(task.row["unit"], task.measure.rows) for task in certified} == {(unit, None)}
+    assert {(task.row["unit"], task.rows) for task in certified} == {(unit, None)}
     assert {row["classifier"] for row in rivals.quoted} == {"randomised ablation", "feature partition (FPA)"}
     for one in rivals.classifiers:
-        network: Any = recipe._model.build(recipe._model.fitted(one.model, shape, 10)).train()
+        network: Any = models_of_recipes.build(models_of_recipes.fitted(one.model, shape, 10)).train()
         assert network.forwards == (11_000 if isinstance(network, certify.RandomisedAblation) else network.parts)
         assert network(torch.empty(4, *shape, device="meta")).shape[0] == 4

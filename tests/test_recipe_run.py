@@ -23,11 +23,14 @@ from torch import nn
 
 import ell0
 from ell0 import recipe
+from ell0.common import Step
 from ell0.evaluation import Evaluation, cascade
-from ell0.recipe import _data, _gallery, _measure, _model, _run
-from ell0.recipe._found import Found
-from ell0.recipe._measure import Subject, measured
-from ell0.recipe._recipe import Measure, Task
+from ell0.recipe import gallery, measuring, running
+from ell0.recipe.measuring import Subject, measure
+from ell0.recipe.models import build
+from ell0.recipe.plan import Task
+from ell0.recipe.splits import read_splits
+from ell0.recipe.verdicts import Verdicts
 from ell0.results import Results
 from ell0.threat import L0Ball
 from ell0.train import load_checkpoint
@@ -60,11 +63,11 @@ def same_runs(one: Path, other: Path) -> bool:
 
 
 def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
-    stages: list[recipe.Stage] = []
+    stages: list[Step] = []
     out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
     assert out == tmp_path / "run"
     names = {path.name for path in out.iterdir()}
-    assert names == {".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
+    assert names == {".format", ".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
     assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
     assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
     results = Results.load(out / "results.json")
@@ -75,9 +78,9 @@ def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
         assert whats.count(("clean_accuracy", name)) == whats.count(("training_seconds", name)) == 1
         assert whats.count(("robust_accuracy", name)) == 4 + 4
         assert whats.count(("median_distance", name)) == 1
-    assert [stage.number for stage in stages if stage.training is None] == list(range(1, stages[0].stages + 1))
-    training = [stage.training for stage in stages if stage.training and stage.what == "training F(2)"]
-    assert [step.done for step in training if step.what == "epoch"] == [1, 2, 3, 4]
+    assert [step.done for step in stages if step.stage is None] == list(range(1, (stages[0].total or 0) + 1))
+    epochs = {step.done for step in stages if step.what == "epoch" and step.stage and "F(2)" in step.stage.what}
+    assert epochs == {1, 2, 3, 4}
 
 
 def test_rows_say_what_was_measured(whole: Path) -> None:
@@ -117,7 +120,7 @@ def test_the_gallery_holds_points_of_the_ball(whole: Path) -> None:
 def test_a_finished_run_is_not_done_again(tiny: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
     rows = Results.load(out / "results.json").rows
-    monkeypatch.setattr(_run, "measured", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("something was measured"))
     assert recipe.run(tiny, out=out, device="cpu") == out
     assert Results.load(out / "results.json").rows == rows
     assert {path: path.read_bytes() for path in before} == before
@@ -134,10 +137,10 @@ def stop(threads: list[int]) -> None:
 
 def test_a_run_stopped_at_any_stage_goes_on_to_the_same_figures(tiny: Path, whole: Path, tmp_path: Path) -> None:
 
-    def stop_at(moment: int) -> Callable[[recipe.Stage], None]:
+    def stop_at(moment: int) -> Callable[[Step], None]:
         calls = iter(range(moment, -1, -1))
 
-        def progress(_: recipe.Stage) -> None:
+        def progress(_: Step) -> None:
             if next(calls, 0) == 0:
                 raise Stop
 
@@ -166,7 +169,7 @@ def test_an_evaluation_stopped_in_the_middle_goes_on(
             raise Stop
         return evaluation
 
-    monkeypatch.setattr(_measure, "evaluate", evaluate)
+    monkeypatch.setattr(measuring, "evaluate", evaluate)
     with pytest.raises(Stop):
         recipe.run(tiny, out=tmp_path / "run", device="cpu")
     assert list((tmp_path / "run").glob("evaluation*-beta*.npz"))
@@ -217,7 +220,7 @@ def test_a_folder_that_is_not_free_is_left_alone(tiny: Path, out: Path, tmp_path
     with pytest.raises(ValueError, match="holds a run of this recipe already"):
         recipe.run(tiny, out=out, resume=False, device="cpu")
     edited(tiny, "epochs = 3", "epochs = 2")
-    with pytest.raises(ValueError, match="holds that of another"):
+    with pytest.raises(ValueError, match="holds one of another recipe"):
         recipe.run(tiny, out=out, device="cpu")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     for name, said in (("full", "holds other files"), ("file", "got the file")):
@@ -262,7 +265,7 @@ def test_a_full_disk_loses_nothing(tiny: Path, whole: Path, tmp_path: Path, monk
         return real(results, path)
 
     monkeypatch.setattr(Results, "save", save)
-    with pytest.raises(OSError, match=r"the disk of .* is full .* what was done is kept"):
+    with pytest.raises(OSError, match="No space left"):
         recipe.run(tiny, out=tmp_path / "run", device="cpu")
     recipe.run(tiny, out=tmp_path / "run", device="cpu")
     assert same_runs(tmp_path / "run", whole)
@@ -286,10 +289,10 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
     }
     monkeypatch.setattr(Subject, "evaluate", lambda _self, ball, _attacks, _budgets: found[ball.high])
     one = recipe.load(tiny).classifiers[0]
-    measure = Measure("worst_case", ("F(0)",), budgets=(1, 2), queries=(1,), steps=(1,), beta=(1.0, 10.0))
-    task = Task(one, measure, {"what": "robust_accuracy", "attack": "worst case"})
+    row = {"what": "robust_accuracy", "attack": "worst case", "queries": 1, "steps": 1}
+    task = Task(one, "worst_case", row, (1, 2), (1.0, 10.0))
     subject = Subject(torch.nn.Identity(), torch.zeros(4, 1), torch.zeros(4), 0, Path("none"))
-    rows = {(row["beta"], row["budget"]): row for row in measured(task, subject)[0]}
+    rows = {(row["beta"], row["budget"]): row for row in measure(task, subject)[0]}
     assert {key: row["value"] for key, row in rows.items()} == {
         (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25, (10.0, 2): 0.25,
     }  # fmt: skip
@@ -300,9 +303,13 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
     assert sum(row.get("seconds", 0) for row in rows.values()) == len(attacks)
     # What other measures found counts on the rows they share, within their box and at their distance.
     standing = torch.tensor([-1, -1, -1, 1, 1]), torch.tensor([-1, -1, -1, 2, 1])
-    known = [Found(10.0, ("clean", "search alone"), *standing), Found(100.0, ("clean",), *torch.zeros(2, 4).long())]
-    for some, value in ((known, 0.0), (known[1:], 0.25), ([replace(known[0], verdict=standing[0][:3])], 0.25)):
-        more = {(row["beta"], row["budget"]): row for row in measured(task, subject, some)[0]}
+    known = [
+        Verdicts(10.0, ("clean", "search alone"), *standing),
+        Verdicts(100.0, ("clean",), *torch.zeros(2, 4).long()),
+    ]
+    shorter = Verdicts(10.0, known[0].names, *(part[:3] for part in standing))
+    for some, value in ((known, 0.0), (known[1:], 0.25), ([shorter], 0.25)):
+        more = {(row["beta"], row["budget"]): row for row in measure(task, subject, some)[0]}
         assert more[10.0, 2]["value"] == value
         assert {key: row["value"] for key, row in more.items() if key != (10.0, 2)} == {
             (1.0, 1): 0.5, (1.0, 2): 0.25, (10.0, 1): 0.25,
@@ -320,10 +327,11 @@ def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> N
     for folder in ("f0", "f2"):
         shutil.copytree(whole / folder, out / folder)
     shutil.copy(path, out / "recipe.toml")
+    shutil.copy(whole / ".format", out)
     recipe.run(path, out=out, device="cpu")
     results, saved = Results.load(out / "results.json"), 0
-    for number, task in enumerate(recipe.load(path).tasks()):
-        if task.measure.what != "worst_case" or task.row["classifier"] != "F(2)":
+    for number, task in enumerate(recipe.load(path).tasks):
+        if task.what != "worst_case" or task.row["classifier"] != "F(2)":
             continue
         for budget in (1, 2):
             worst = results.find(classifier="F(2)", attack="worst case", budget=budget)
@@ -331,7 +339,7 @@ def test_no_single_attack_beats_the_worst_case(whole: Path, tmp_path: Path) -> N
             for other in range(number + 1):
                 with np.load(out / "verdicts" / f"{other}.npz") as file:
                     found = torch.from_numpy(file["distance"])[:, :20]
-                if recipe.load(path).tasks()[other].row["classifier"] == "F(2)":
+                if recipe.load(path).tasks[other].row["classifier"] == "F(2)":
                     broken |= ((found >= 0) & (found <= budget)).any(0)
             assert worst["value"] == pytest.approx(1 - broken.double().mean())
             saved += worst.decided["sparse_rs alone"]
@@ -348,11 +356,11 @@ def test_what_was_found_with_other_weights_is_found_again(tiny: Path, out: Path,
     np.savez(changed, **{**arrays, "weights": np.array("others")})
     spoiled.write_bytes(b"no archive")
     recipe.run(tiny, out=out, device="cpu")
-    tasks, before = recipe.load(tiny).tasks(), Results.load(whole / "results.json")
+    tasks, before = recipe.load(tiny).tasks, Results.load(whole / "results.json")
     now = Results.load(out / "results.json")
     assert len(now.rows) == len(before.rows)
     for number, task in enumerate(tasks):
-        for what in task.rows():
+        for what in task.identities():
             expected = before.find(**what)["value"] if number in (0, 12) else 0.75
             assert now.find(**what)["value"] == expected
 
@@ -362,18 +370,17 @@ def test_a_classifier_has_its_own_seed_and_is_measured_in_eval_mode(
 ) -> None:
     edited(tiny, "epochs = 3", "epochs = 3\nseed = 5")
     seeds: list[int | None] = []
-    real = _model.build
 
-    def build(words: dict[str, Any], seed: int | None = None) -> torch.nn.Module:
+    def spied(words: dict[str, Any], seed: int | None = None) -> torch.nn.Module:
         seeds.append(seed)
-        return real(words, seed)
+        return build(words, seed)
 
-    def measure(_: Task, subject: Subject, *_known: object) -> None:
+    def stopped(_: Task, subject: Subject, *_known: object) -> None:
         assert not subject.network.training
         raise Stop
 
-    monkeypatch.setattr(_run, "build", build)
-    monkeypatch.setattr(_run, "measured", measure)
+    monkeypatch.setattr(running, "build", spied)
+    monkeypatch.setattr(running, "measure", stopped)
     with pytest.raises(Stop):
         recipe.run(tiny, out=tmp_path / "run", device="cpu")
     assert [seed for seed in seeds if seed is not None] == [5, 0]
@@ -381,18 +388,17 @@ def test_a_classifier_has_its_own_seed_and_is_measured_in_eval_mode(
 
 def test_only_the_same_rows_and_units_are_shared(tiny: Path) -> None:
     loaded = recipe.load(tiny)
-    task = loaded.tasks()[-1]
-    assert _run._share_rows(task, loaded.tasks()[-1])
-    for other in (replace(task.measure, split="validation"), replace(task.measure, unit="pixel")):
-        assert not _run._share_rows(task, replace(task, measure=other))
-    assert not _run._share_rows(task, replace(task, classifier=loaded.classifiers[0]))
+    task = loaded.tasks[-1]
+    assert task.shares_rows(task)
+    for other in ({"split": "validation"}, {"unit": "pixel"}, {"classifier": loaded.classifiers[0]}):
+        assert not task.shares_rows(replace(task, **other))
 
 
 def test_two_processes_do_not_share_a_folder(tiny: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     refused: list[str] = []
 
-    def again(_: recipe.Stage) -> None:
+    def again(_: Step) -> None:
         if not refused:
             with pytest.raises(ValueError, match="another process is at work in") as raised:
                 recipe.run(tiny, out=out, device="cpu")
@@ -473,7 +479,7 @@ def test_in_the_unit_scale_the_attacker_can_do_the_same(tmp_path: Path, monkeypa
     monkeypatch.setattr(L0Ball, "box", lambda ball, x: balls.append(ball) or ordinary(ball, x))  # type: ignore[func-returns-value]
     out = recipe.run(path, out=tmp_path / "run", device="cpu")
     assert {(ball.low, ball.high) for ball in balls if ball.budget} == {(-2.0, 3.0), (0.0, 1.0)}
-    splits = _data.splits(recipe.load(path).data, None)
+    splits = read_splits(recipe.load(path).data, None)
     assert all((float(x.min()), float(x.max())) == (0.0, 1.0) for x, _ in (splits.train, splits.test))
     rows = Results.load(out / "results.json").rows
     assert all(row["scale"] == "unit" for row in rows if row["what"] == "robust_accuracy")
@@ -501,8 +507,8 @@ def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: 
         seen.extend(each for each in given if isinstance(each, L0Ball))
         raise Stop
 
-    monkeypatch.setattr(_gallery, "sparse_rs", stop)
+    monkeypatch.setattr(gallery, "sparse_rs", stop)
     its = recipe.load(tiny)
     with pytest.raises(Stop):
-        _gallery.write_gallery(tiny, its, {"F(2)": nn.Linear(2, 2)}, (torch.zeros(3, 1, 4, 4), torch.arange(3)))
+        gallery.write_gallery(tiny, its, {"F(2)": nn.Linear(2, 2)}, (torch.zeros(3, 1, 4, 4), torch.arange(3)))
     assert (seen[0].unit, seen[0].budget) == ("pixel", 6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ell0 import recipe
 from ell0.cli import main
-from ell0.recipe._toml import written
+from ell0.recipe.toml import to_toml
 from ell0.results import Results
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -29,7 +29,7 @@ def tables(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=100)
 @given(tables(tables(tables(st.just({})))))
 def test_what_is_written_is_read_again(content: dict[str, Any]) -> None:
-    assert tomllib.loads(written(content)) == content
+    assert tomllib.loads(to_toml(content)) == content
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def sweep(tiny: Path) -> Path:
     content = tomllib.loads(tiny.read_text())
     one = content["classifier"][1] | {"name": "F({k})"}
     kept = {**content, "classifier": [one], "measure": content["measure"][:1], "paper": []}
-    tiny.write_text(written(kept | {"sweep": {"seed": [0, 1], "budget": [1, 2]}}))
+    tiny.write_text(to_toml(kept | {"sweep": {"seed": [0, 1], "budget": [1, 2]}}))
     return tiny
 
 
@@ -88,7 +88,7 @@ def test_runs_of_a_sweep_are_shared_and_shown_side_by_side(
     ("table", "said"),
     [
         ({}, "tiny.toml, sweep: must have k, budget or seed, each a list"),
-        ({"sed": [1]}, "'sed' is no key here; did you mean 'seed'?"),
+        ({"sed": [1]}, "unknown key 'sed'; did you mean 'seed'?"),
         ({"seed": [1, 1]}, "seed must be a list of different values"),
         ({"budget": [0]}, "budget must be a list of different values, each an int >= 1"),
         ({"k": [30]}, "k must satisfy"),
@@ -98,7 +98,7 @@ def test_a_wrong_sweep_is_one_sentence(
     table: dict[str, Any], said: str, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = tomllib.loads(sweep.read_text())
-    sweep.write_text(written(content | {"sweep": table}))
+    sweep.write_text(to_toml(content | {"sweep": table}))
     assert main(["run", str(sweep), "--out", str(tmp_path / "new"), "--device", "cpu"]) == 1
     shown = capsys.readouterr().err
     assert said in shown
@@ -108,8 +108,8 @@ def test_a_wrong_sweep_is_one_sentence(
 def test_a_budget_needs_an_attack(sweep: Path) -> None:
     content = tomllib.loads(sweep.read_text())
     del content["classifier"][0]["training"]["attack"]
-    sweep.write_text(written(content))
-    with pytest.raises(ValueError, match="budget must be left out where no classifier is trained against an attack"):
+    sweep.write_text(to_toml(content))
+    with pytest.raises(ValueError, match="budget must be left out if no classifier is trained against an attack"):
         recipe.sweep(sweep)
     with pytest.raises(ValueError, match=r"tiny\.toml: is a sweep, which stands for several recipes"):
         recipe.load(sweep)

@@ -357,7 +357,7 @@ def trained(tiny: Path) -> Path:
 def test_a_recipe_trains_with_it(trained: Path, tmp_path: Path) -> None:
     one, other = recipe.load(trained).classifiers
     assert one.objective == Trades(3, "pixel", -0.5, 0.5, steps=2, weight=3.0)
-    assert one.row == {"classifier": "F(0)", "k": 0, "adversarial": True}
+    assert one.identity == {"classifier": "F(0)", "k": 0, "adversarial": True}
     assert other.objective is None
     text = trained.read_text()
     first = text[: text.index('[[classifier]]\nname = "F(2)"')] + '[[measure]]\nwhat = "clean_accuracy"\n'
@@ -405,4 +405,4 @@ def test_the_recipe_for_cifar() -> None:
     (one,) = recipe.load("cifar-trades").classifiers
     assert one.objective == Trades(120, "pixel", steps=8, weight=6.0)
     assert one.training.precision == "bf16"
-    assert all(measure.split == "validation" for measure in recipe.load("cifar-trades").measures)
+    assert all(task.split == "validation" for task in recipe.load("cifar-trades").tasks)

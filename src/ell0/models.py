@@ -1,7 +1,4 @@
-"""The networks of the paper, F(k) and VGG(k), a plain, a residual and a small one.
-
-All return logits.
-"""
+"""The networks of the paper, F(k) and VGG(k), a plain convolutional one and a small one. All return logits."""
 
 import math
 from collections import OrderedDict
@@ -9,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
 from .nn.conv import check_field_k
@@ -18,11 +15,9 @@ from .ops import check_k
 from .threat import Unit
 
 Truncation = Literal["input", "conv", "pixel"]
-"""Where a network of convolutions drops extremes: of its input, or of the products or pixels its first layer sums."""
+"""What a convolutional network truncates: its input, or the products or pixels that its first layer adds up."""
 
-Activation = Literal["relu", "softplus"]
-
-__all__ = ["cnn", "mlp", "preact_resnet18", "small_cnn", "vgg19"]
+__all__ = ["cnn", "mlp", "small_cnn", "vgg19"]
 
 VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -66,14 +61,11 @@ def vgg19(
             one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
     """
     _check(k, in_shape, truncation)
-    channels, height, width = in_shape
-    if min(height, width) < 32:
-        raise ValueError(f"in_shape must have height and width of at least 32, for five poolings, got {in_shape}")
+    channels, height, width = _check_image(in_shape, 32, "five poolings")
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
-            first = not features
-            convolution = _first(channels, wide, k, truncation) if first else nn.Conv2d(channels, wide, 3, padding=1)
+            convolution = _convolution(channels, wide, 0 if features else k, truncation)
             features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
@@ -89,18 +81,12 @@ def cnn(
     depth: int = 1,
     hidden: Sequence[int] = (),
 ) -> nn.Sequential:
-    """Convolutions with batch norm, then a ReLU network on what they leave; nothing is truncated.
+    """Convolutions with batch norm, then a fully connected ReLU network; nothing is truncated.
 
-    Input ``(n, *in_shape)``, output ``(n, classes)``. Each of ``widths`` is that of a stage: a 4x4 convolution that
-    halves height and width, and ``depth - 1`` of 3x3.
+    Input ``(n, *in_shape)``, output ``(n, classes)``. Each of ``widths`` makes a stage: a 4x4 convolution that halves
+    height and width, and ``depth - 1`` convolutions of 3x3.
     """
-    if len(check_shape("in_shape", in_shape)) != 3 or min(in_shape[1:]) < 2 ** len(widths):
-        least = 2 ** len(widths)
-        raise ValueError(
-            f"in_shape must be (channels, height, width), the last two at least {least} for {len(widths)} widths, "
-            f"got {in_shape!r}"
-        )
-    channels, height, width = in_shape
+    channels, height, width = _check_image(in_shape, 2 ** len(widths), f"{len(widths)} widths")
     features: list[nn.Module] = []
     for wide in widths:
         halves = nn.Conv2d(channels, wide, 4, stride=2, padding=1)
@@ -115,61 +101,6 @@ def cnn(
     )
 
 
-def preact_resnet18(
-    k: int = 0,
-    *,
-    classes: int = 10,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
-    width: int = 64,
-    activation: Activation = "relu",
-    truncation: Truncation = "input",
-) -> nn.Sequential:
-    """PreActResNet-18 for small images: eight blocks of two convolutions, each behind batch norm and activation.
-
-    Input ``(n, *in_shape)``, height and width at least 8; output ``(n, classes)``. k and truncation are those of
-    `vgg19`.
-
-    Args:
-        width: channels of the first two blocks; every further two have twice as many, at half the height and width.
-        activation: ``"softplus"`` is what [Zhong24] trains (ICML 2024).
-    """
-    _check(k, in_shape, truncation)
-    if activation not in get_args(Activation):
-        raise ValueError(f'activation must be "relu" or "softplus", got {activation!r}')
-    if min(in_shape[1:]) < 8:
-        raise ValueError(f"in_shape must have height and width of at least 8, for three strides, got {in_shape}")
-    bend = nn.ReLU if activation == "relu" else nn.Softplus
-    features: list[nn.Module] = [_first(in_shape[0], width, k, truncation)]
-    before = width
-    for wide, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-        features += [_Residual(before, wide, stride, bend), _Residual(wide, wide, 1, bend)]
-        before = wide
-    features += [nn.BatchNorm2d(before), bend(), nn.AdaptiveAvgPool2d(1)]
-    return _classifier(k, in_shape, truncation, features, nn.Linear(before, classes))
-
-
-class _Residual(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is the input itself where neither its size nor channels change."""
-
-    def __init__(self, channels: int, wide: int, stride: int, bend: type[nn.Module]) -> None:
-        super().__init__()
-        self.enter = nn.Sequential(nn.BatchNorm2d(channels), bend())
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, wide, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(wide),
-            bend(),
-            nn.Conv2d(wide, wide, 3, padding=1, bias=False),
-        )
-        same = stride == 1 and channels == wide
-        self.shortcut = None if same else nn.Conv2d(channels, wide, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: ``(n, channels, height, width)``."""
-        entered = self.enter(x)
-        out: Tensor = self.body(entered) + (x if self.shortcut is None else self.shortcut(entered))
-        return out
-
-
 def small_cnn(
     k: int = 0,
     *,
@@ -178,25 +109,25 @@ def small_cnn(
     width: int = 8,
     truncation: Truncation = "input",
 ) -> nn.Sequential:
-    """Two convolutions and a linear layer, for tests, on any ``in_shape``: no row depends on the rest of its batch.
-
-    k and truncation are those of `vgg19`.
-    """
+    """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k and truncation as in `vgg19`."""
     _check(k, in_shape, truncation)
     channels, *size = in_shape
-    features = [
-        _first(channels, width, k, truncation),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-        nn.ReLU(),
-    ]
+    first, second = _convolution(channels, width, k, truncation), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
-    return _classifier(k, in_shape, truncation, features, head)
+    return _classifier(k, in_shape, truncation, [first, nn.ReLU(), second, nn.ReLU()], head)
+
+
+def _check_image(in_shape: Sequence[int], least: int = 1, why: str = "") -> tuple[int, ...]:
+    """Returns the shape; raises unless it is that of an image with height and width of at least so many."""
+    if len(check_shape("in_shape", in_shape)) != 3:
+        raise ValueError(f"in_shape must be (channels, height, width), got {in_shape!r}")
+    if min(in_shape[1:]) < least:
+        raise ValueError(f"in_shape must have height and width of at least {least}, for {why}, got {in_shape}")
+    return tuple(in_shape)
 
 
 def _check(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
-    if len(check_shape("in_shape", in_shape)) != 3:
-        raise ValueError(f"in_shape must be (channels, height, width), got {in_shape!r}")
+    _check_image(in_shape)
     if truncation not in get_args(Truncation):
         raise ValueError(f'truncation must be "input", "conv" or "pixel", got {truncation!r}')
     if truncation == "input":
@@ -208,7 +139,7 @@ def _check(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
 _UNITS: dict[Truncation, Unit] = {"conv": "feature", "pixel": "pixel"}
 
 
-def _first(channels: int, wide: int, k: int, truncation: Truncation) -> nn.Conv2d:
+def _convolution(channels: int, wide: int, k: int, truncation: Truncation) -> nn.Conv2d:
     if k == 0 or truncation == "input":
         return nn.Conv2d(channels, wide, 3, padding=1)
     return TruncatedConv2d(channels, wide, 3, k, padding=1, unit=_UNITS[truncation])

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from .. import recipe as recipes
 from ..parallel import together
-from ..recipe import Stage, Swept
+from ..recipe import Swept
 from ..results import WORST_CASE, Measurement, Results
-from ._common import Devices, Json, Nodes, Quiet
+from ._common import Devices, Json, Nodes, Quiet, shown
 
 _COLUMNS = 6  # budgets that a terminal has room for
 
@@ -77,7 +74,7 @@ def run(
         members = recipes.sweep(recipe)
         home = Path("runs") / Path(recipe).stem if out is None else out
         try:
-            with _progress(console) as progress:
+            with shown(console) as progress:
                 how: dict[str, Any] = {"device": device, "root": root, "progress": progress, "team": team}
                 if members:
                     swept = recipes.run_sweep(members, home, resume=not fresh, **how)
@@ -134,21 +131,6 @@ def _list(as_json: bool) -> None:
     for name, summary in summaries.items():
         table.add_row(name, summary)
     Console().print(table)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[Stage], None]]:
-    """On a terminal one line that changes; elsewhere a line for each stage."""
-
-    def show(stage: Stage) -> None:
-        head = f"{stage.number}/{stage.stages} {stage.what}"
-        if console.is_terminal:
-            status.update(escape(head if stage.training is None else f"{head}: {stage.training}"))
-        elif stage.training is None:
-            console.out(head, highlight=False)
-
-    with console.status("") as status:
-        yield show
 
 
 def _show(results: Results) -> None:

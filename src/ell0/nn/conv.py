@@ -17,7 +17,7 @@ fx.wrap("trimmed_conv2d")
 class TruncatedConv2d(nn.Conv2d):
     """``nn.Conv2d`` whose sums drop the k largest and k smallest terms of their receptive field; then comes the bias.
 
-        feature:  the terms are the products weight[o, c, p] * x[c, p], in_channels / groups * kh * kw of them
+        feature:  the terms are the products weight[o, c, p] * x[c, p], in_channels * kh * kw of them
         pixel:    the terms are u_p = sum over c of weight[o, c, p] * x[c, p], kh * kw of them
 
     If m <= k of the features of a field change, or of its pixels, by any amount, its sum stays between the sum without
@@ -39,26 +39,15 @@ class TruncatedConv2d(nn.Conv2d):
         stride: Pair = 1,
         padding: Pair = 0,
         dilation: Pair = 1,
-        groups: int = 1,
         bias: bool = True,
         unit: Unit = "feature",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        kernel, geometry = check_pair("kernel_size", kernel_size, 1), check_geometry(stride, padding, dilation, groups)
-        check_field_k(k, in_channels // groups, kernel, unit)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            groups,
-            bias,
-            device=device,
-            dtype=dtype,
-        )
+        kernel, geometry = check_pair("kernel_size", kernel_size, 1), check_geometry(stride, padding, dilation)
+        check_field_k(k, in_channels, kernel, unit)
+        where = vars(geometry)
+        super().__init__(in_channels, out_channels, kernel, bias=bias, device=device, dtype=dtype, **where)
         self.k = k
         self.unit: Unit = unit
 
@@ -69,9 +58,9 @@ class TruncatedConv2d(nn.Conv2d):
 
     @property
     def geometry(self) -> Geometry:
-        """How its window moves, as the operator puts it."""
+        """How its window moves over an image."""
         stride, padding, dilation = (cast(tuple[int, int], pair) for pair in (self.stride, self.padding, self.dilation))
-        return Geometry(stride, padding, dilation, self.groups)
+        return Geometry(stride, padding, dilation)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}, unit={self.unit}"

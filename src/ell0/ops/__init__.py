@@ -3,7 +3,7 @@
 from .blocked import keep_mask
 from .checks import check_clip, check_k
 from .clipped import clipped_linear
-from .conv import trimmed_conv2d, trimmed_conv2ds
+from .conv import trimmed_conv2d
 from .operator import Prepared, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "keep_mask",
     "prepare",
     "trimmed_conv2d",
-    "trimmed_conv2ds",
     "trimmed_linear",
     "trimmed_linears",
     "truncated_linear",

@@ -115,7 +115,7 @@ def forward(
         outputs = (out[some] if bias is None else bias, out[some], cuts[some], ties[some], marks[some])
         work = Work(x, weight, order, bound, drawn, flags, keep_cuts, bias is not None, outputs)
         if listed:
-            _walk(work, lanes, *counts[p])
+            _walk(work, lanes, counts[p][0])
         else:
             _select(work, lanes, counts[some])
     return out, cuts, ties, marks
@@ -227,47 +227,48 @@ class Lanes:
         return len(self.reach)
 
 
-def _walk(work: Work, lanes: Lanes, top: int, bottom: int) -> None:
+def _walk(work: Work, lanes: Lanes, k: int) -> None:
     x, weight = work.x, work.weight
-    (n, d), rows = x.shape, weight.shape[0]
-    blocks = bounds_per_row(d)
-    sms = _multiprocessors(x.device)
+    n, rows = len(x), len(weight)
     ask = n * rows >= ASKED
-    tickets = work.tickets.chunk(2)
-    parts, units = _units(n, sms)
+    first, second = work.tickets.chunk(2)
+    share = max(1, min(4, -(-n // LANES) * rows // (8 * _multiprocessors(x.device) * WALKERS)))
+    _walk_by(work, lanes, k, ask, True, (work.order, work.bound, weight, lanes, x, first), share)
+    if ask:
+        order, bound = _ordered(x, lanes.votes, work.asked)
+        across = Lanes.of(weight, samples=False, asked=work.asked)
+        _walk_by(work, lanes, k, ask, False, (order, bound, x, across, weight, second), 1)
+
+
+def _walk_by(
+    work: Work, samples: Lanes, k: int, ask: bool, by_weight: bool, sides: tuple[Any, ...], share: int
+) -> None:
+    """sides: order, bound and rows that are walked; what lies in the lanes, packed and as it is; tickets.
+
+    share: walkers to a ticket, few where there is little to do.
+    """
+    order, bound, walkers, lanes, others, tickets = sides
+    n, rows, d = len(work.x), len(work.weight), work.x.shape[1]
+    sms = _multiprocessors(work.x.device)
+    parts, units = _units(len(others), sms)
     launch(
-        "walk", (sms * _programs(WALKERS, x.device),),
-        (work.order, work.bound, weight, lanes.panel, lanes.reach, x, lanes.votes, *lanes.leads, *work.outputs,
-         tickets[0], work.asked, rows, n, lanes.width, d, blocks, parts, units, sms, _share(n, rows, sms), n, rows),
-        _walk_constants(top, bottom, work.keep_cuts, True, ask, work.has_bias, d), WALK,
-    )  # fmt: skip
-    if not ask:
-        return
-    order, bound = _ordered(x, lanes.votes, work.asked)
-    across = Lanes.of(weight, samples=False, asked=work.asked)
-    parts, units = _units(rows, sms)
-    launch(
-        "walk", (sms * _programs(WALKERS, x.device),),
-        (order, bound, x, across.panel, across.reach, weight, lanes.votes, *lanes.leads, *work.outputs, tickets[1],
-         work.asked, n, rows, across.width, d, blocks, parts, units, sms, 1, n, rows),
-        _walk_constants(top, bottom, work.keep_cuts, False, ask, work.has_bias, d), WALK,
+        "walk", (sms * _programs(WALKERS, work.x.device),),
+        (order, bound, walkers, lanes.panel, lanes.reach, others, samples.votes, *samples.leads, *work.outputs, tickets,
+         work.asked, len(walkers), len(others), lanes.width, d, bounds_per_row(d), parts, units, sms, share, n, rows),
+        _walk_constants(k, work.keep_cuts, by_weight, ask, work.has_bias, d), WALK,
     )  # fmt: skip
 
 
 @functools.cache
 def _walk_constants(
-    top: int, bottom: int, keep_cuts: bool, by_weight: bool, ask: bool, has_bias: bool, d: int
+    k: int, keep_cuts: bool, by_weight: bool, ask: bool, has_bias: bool, d: int
 ) -> tuple[tuple[str, Any], ...]:
-    # One more than is removed is listed if ties must be seen.
-    extra = int(keep_cuts)
-    merge_up, places_up = networks.merge(top + extra if top else 0)
-    merge_down, places_down = networks.merge(bottom + extra if bottom else 0)
+    merge, places = networks.merge(k + keep_cuts)  # one more than is removed is listed if ties must be seen
     step = 8 if by_weight else 16
     return (
-        ("TOP", top), ("BOTTOM", bottom), ("KEEP", keep_cuts), ("BY_WEIGHT", by_weight), ("ASK", ask),
-        ("HAS_BIAS", has_bias), ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0),
-        ("SORT", networks.SORT16), ("SORT8", networks.SORT8), ("MERGE_UP", merge_up), ("PLACES_UP", places_up),
-        ("MERGE_DOWN", merge_down), ("PLACES_DOWN", places_down), ("GPU", not _interpreted()),
+        ("K", k), ("KEEP", keep_cuts), ("BY_WEIGHT", by_weight), ("ASK", ask), ("HAS_BIAS", has_bias),
+        ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0), ("SORT", networks.SORT16),
+        ("SORT8", networks.SORT8), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
 
 
@@ -326,12 +327,6 @@ def _units(lanes: int, sms: int) -> tuple[int, int]:
     tiles = -(-lanes // LANES)
     parts = max(1, 2 * sms // tiles)
     return parts, tiles * parts
-
-
-def _share(lanes: int, walkers: int, sms: int) -> int:
-    """Walkers to a ticket: few where there is little to do."""
-    pairs = -(-lanes // LANES) * walkers
-    return max(1, min(4, pairs // (8 * sms * WALKERS)))
 
 
 @functools.cache

@@ -298,8 +298,7 @@ def cuts(
     check_matrix(x, weight, None)
     check_counts(top, bottom, weight.shape[1])
     with torch.no_grad():
-        flat = x.reshape(-1, x.shape[-1])
-        arrays = _arrays(weight, prepared)
+        flat, arrays = x.reshape(-1, x.shape[-1]), _arrays(weight, prepared)
         found = torch.ops.ell0.trimmed_linear(flat, weight, None, *arrays, [top, bottom], True)
         high, low = (cut.T.reshape(*x.shape[:-1], weight.shape[0]) for cut in found[1][0])
     return high, torch.where(high.isnan(), high, low)

@@ -79,13 +79,12 @@ class Geometry:
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
-    groups: int = 1
 
 
 def fields(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """What each output sees, zero padding included: ``(n, groups, in / groups, places, positions)``."""
+    """What each output sees, zero padding included: ``(n, 1, in, places, positions)``, in float64."""
     columns = F.unfold(x, weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
-    return columns.view(len(x), geometry.groups, weight.shape[1], -1, columns.shape[-1])
+    return columns.view(len(x), 1, weight.shape[1], -1, columns.shape[-1]).double()
 
 
 def conv_terms(x: Tensor, weight: Tensor, geometry: Geometry, unit: str) -> Tensor:
@@ -94,12 +93,11 @@ def conv_terms(x: Tensor, weight: Tensor, geometry: Geometry, unit: str) -> Tens
     A term is a product, in the order of ``weight[o]``; with unit "pixel" the sum of a place's products over the
     channels, made in float64.
     """
-    seen = fields(x, weight, geometry).unsqueeze(2).double()
-    rows = weight.reshape(geometry.groups, -1, weight.shape[1], seen.shape[-2], 1).double()
+    seen, rows = fields(x, weight, geometry), weight.flatten(2).unsqueeze(-1).double()
     nothing = ((seen == 0) & rows.isinf()) | (seen.isinf() & (rows == 0))
     every = (seen * rows).masked_fill(nothing, 0.0)
-    terms = every.sum(3) if unit == "pixel" else every.flatten(3, 4)
-    return terms.to(x.dtype).flatten(1, 2).transpose(2, 3)
+    terms = every.sum(2) if unit == "pixel" else every.flatten(2, 3)
+    return terms.to(x.dtype).transpose(2, 3)
 
 
 def trimmed_conv2d(
@@ -118,11 +116,9 @@ def conv_gradients(
 
     stays: ``(n, out, positions, terms)``, True for all terms of an undefined output, whose grad is NaN.
     """
-    seen = fields(x, weight, geometry).unsqueeze(2).double()
-    rows = weight.reshape(geometry.groups, -1, weight.shape[1], seen.shape[-2], 1).double()
-    shape = (len(x), *rows.shape[:2], 1 if unit == "pixel" else rows.shape[2], rows.shape[3], -1)
-    stays = stays.transpose(2, 3).reshape(shape)
-    upstream = grad.double().view(*shape[:3], 1, 1, grad.shape[-1])
-    columns = (upstream * rows).where(stays, 0.0).sum(2).view(len(x), -1, grad.shape[-1])
+    seen, rows = fields(x, weight, geometry), weight.flatten(2).unsqueeze(-1).double()
+    stays = stays.transpose(2, 3).unflatten(2, (1 if unit == "pixel" else rows.shape[1], rows.shape[2]))
+    upstream = grad.double()[:, :, None, None]
+    columns = (upstream * rows).where(stays, 0.0).sum(1).flatten(1, 2)
     to_x = F.fold(columns, x.shape[2:], weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
     return to_x, (upstream * seen).where(stays, 0.0).sum((0, -1)).view(weight.shape)

@@ -1,20 +1,9 @@
 """A TOML recipe becomes one run from data to results, resumable; needs torch and numpy alone."""
 
-from ._model import model
-from ._recipe import Recipe, load, names, slug, sweep
-from ._run import BusyError, Stage, run
-from ._sweep import Swept, run_sweep
+from .models import model
+from .plan import Recipe, slug
+from .reading import load, names, sweep
+from .running import BusyError, run
+from .sweeps import Swept, run_sweep
 
-__all__ = [
-    "BusyError",
-    "Recipe",
-    "Stage",
-    "Swept",
-    "load",
-    "model",
-    "names",
-    "run",
-    "run_sweep",
-    "slug",
-    "sweep",
-]
+__all__ = ["BusyError", "Recipe", "Swept", "load", "model", "names", "run", "run_sweep", "slug", "sweep"]

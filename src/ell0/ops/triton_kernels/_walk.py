@@ -47,13 +47,11 @@ def _leads16(walker, lead_index, lead_value, width, count):
 def _pair(
     walker, tile, order, bound, walkers_raw, panel, far, lanes_raw, count, lead_index, lead_value, bias,
     out, cuts, ties, marks, lanes, width, d, blocks, samples, rows, low,
-    TOP: tl.constexpr, BOTTOM: tl.constexpr, KEEP: tl.constexpr, BY_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    STEP: tl.constexpr, EXACT: tl.constexpr, SORT: tl.constexpr, SORT8: tl.constexpr, MERGE_UP: tl.constexpr,
-    PLACES_UP: tl.constexpr, MERGE_DOWN: tl.constexpr, PLACES_DOWN: tl.constexpr,
+    K: tl.constexpr, KEEP: tl.constexpr, BY_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, STEP: tl.constexpr,
+    EXACT: tl.constexpr, SORT: tl.constexpr, SORT8: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One walker and 32 lanes."""
-    UP: tl.constexpr = len(PLACES_UP)
-    DOWN: tl.constexpr = len(PLACES_DOWN)
+    SIZE: tl.constexpr = len(PLACES)
     lane = tile * LANES + tl.arange(0, LANES)
     here = lane < lanes
     places = order + walker * d
@@ -71,18 +69,10 @@ def _pair(
     seen = size_of(a, 16) + size_of(b, 16)
     a = network(a, SORT, True)
     b = network(b, SORT, True)
-    upper = tl.full((LANES,), float("inf"), tl.float32)
-    lower = -upper
-    last = upper
-    last2 = lower
-    up = ()
-    down = ()
-    if UP > 0:
-        up = join(a, b, UP, True)
-        upper, last = least_of(up, UP, KEEP, True)
-    if DOWN > 0:
-        down = join(backwards(a), b, DOWN, False)
-        lower, last2 = least_of(down, DOWN, KEEP, False)
+    up = join(a, b, SIZE, True)
+    upper, last = least_of(up, SIZE, KEEP, True)
+    down = join(backwards(a), b, SIZE, False)
+    lower, last2 = least_of(down, SIZE, KEEP, False)
     added = tl.full((LANES,), 0.0, tl.float32)
     if BY_WEIGHT:
         if most > 0:
@@ -93,17 +83,15 @@ def _pair(
             seen += size_of(within(v, cap, 16), 16)
             for i in tl.static_range(16):
                 stays = tl.abs(v[i]) <= cap
-                if i >= TOP:
+                if i >= K:
                     stays = stays | (v[i] > cap)
-                if i < 16 - BOTTOM:
+                if i < 16 - K:
                     stays = stays | (v[i] < -cap)
                 added += tl.where(stays, v[i], 0.0)
-            if UP > 0:
-                up = join(merged(up, MERGE_UP, PLACES_UP, True), v, UP, True)
-                upper, last = least_of(up, UP, KEEP, True)
-            if DOWN > 0:
-                down = join(merged(down, MERGE_DOWN, PLACES_DOWN, False), v, DOWN, False)
-                lower, last2 = least_of(down, DOWN, KEEP, False)
+            up = join(merged(up, MERGE, PLACES, True), v, SIZE, True)
+            upper, last = least_of(up, SIZE, KEEP, True)
+            down = join(merged(down, MERGE, PLACES, False), v, SIZE, False)
+            lower, last2 = least_of(down, SIZE, KEEP, False)
     j = 32
     narrow = tl.minimum(upper, -lower)
     open_ = (bar >= narrow) if KEEP else (bar > narrow)
@@ -111,10 +99,6 @@ def _pair(
     while more:
         # What lies between the cuts enters no list.
         beyond = 0.5 * upper + 0.5 * lower
-        if UP == 0:
-            beyond = upper
-        if DOWN == 0:
-            beyond = lower
         v = terms_at(places, panel, j, d, beyond, STEP, EXACT)
         if EXACT:
             seen += size_of(v, STEP)
@@ -124,34 +108,24 @@ def _pair(
         v = network(v, SORT if STEP == 16 else SORT8, True)
         j += STEP
         bar = _bar(places, j, d, far, low)
-        if UP > 0:
-            up = join(merged(up, MERGE_UP, PLACES_UP, True), v, UP, True)
-            upper, last = least_of(up, UP, KEEP, True)
-        if DOWN > 0:
-            down = join(merged(down, MERGE_DOWN, PLACES_DOWN, False), v, DOWN, False)
-            lower, last2 = least_of(down, DOWN, KEEP, False)
+        up = join(merged(up, MERGE, PLACES, True), v, SIZE, True)
+        upper, last = least_of(up, SIZE, KEEP, True)
+        down = join(merged(down, MERGE, PLACES, False), v, SIZE, False)
+        lower, last2 = least_of(down, SIZE, KEEP, False)
         narrow = tl.minimum(upper, -lower)
         open_ = (bar >= narrow) if KEEP else (bar > narrow)
         more = (tl.max((open_ & here).to(tl.int32), 0) > 0) & (j < d)
     depth = tl.minimum(j, d)
     removed = tl.full((LANES,), 0.0, tl.float32)
     size = removed
-    if UP > 0:
-        inner = up
-        edge = last
+    for side in tl.static_range(2):
+        inner = down if side else up
+        edge = last2 if side else last
         if most > 0:
-            inner = within(up, cap, UP)
-            edge = tl.where(tl.abs(last) <= cap, last, 0.0)
-        removed += sum_of(inner, UP) - edge if KEEP else sum_of(inner, UP)
-        size += size_of(inner, UP) - tl.abs(edge) if KEEP else size_of(inner, UP)
-    if DOWN > 0:
-        inner = down
-        edge = last2
-        if most > 0:
-            inner = within(down, cap, DOWN)
-            edge = tl.where(tl.abs(last2) <= cap, last2, 0.0)
-        removed += sum_of(inner, DOWN) - edge if KEEP else sum_of(inner, DOWN)
-        size += size_of(inner, DOWN) - tl.abs(edge) if KEEP else size_of(inner, DOWN)
+            inner = within(inner, cap, SIZE)
+            edge = tl.where(tl.abs(edge) <= cap, edge, 0.0)
+        removed += sum_of(inner, SIZE) - edge if KEEP else sum_of(inner, SIZE)
+        size += size_of(inner, SIZE) - tl.abs(edge) if KEEP else size_of(inner, SIZE)
     # What stays must not be small against what is taken out of the sum.
     lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
     defined = here & ~lost
@@ -160,13 +134,7 @@ def _pair(
         j += STEP
     # Zeros stand for outlying terms in the panel, and for those that other lanes have: they must lie between the cuts.
     odd = (count > 16) | ~(cap <= LARGEST) | (upper == lower)
-    if (UP == 0) | (DOWN == 0):
-        # An infinite term that stays is tied with a cut at infinity.
-        odd = odd | ((count > 0) & ~(tl.abs(added) <= LARGEST))
-    if UP > 0:
-        odd = odd | ((most > 0) & ~(upper > 0))
-    if DOWN > 0:
-        odd = odd | ((most > 0) & ~(lower < 0))
+    odd = odd | ((most > 0) & ~(upper > 0)) | ((most > 0) & ~(lower < 0))
     unsound = ~(size <= 5 * (seen - size)) | ~(tl.abs(value) <= LARGEST)
     odd = (odd | (unsound & (count > 0))) & defined
     value += added - removed
@@ -184,13 +152,10 @@ def _pair(
                 stay += (v[r] == upper).to(tl.float32)
                 stay2 += (v[r] == lower).to(tl.float32)
             kept += part
-        if UP > 0:
-            stay -= (equal_to(up, upper, UP) - (upper == last).to(tl.int32) * KEEP).to(tl.float32)
-            kept += stay * upper
-        if DOWN > 0:
-            kept += (
-                stay2 - (equal_to(down, lower, DOWN) - (lower == last2).to(tl.int32) * KEEP).to(tl.float32)
-            ) * lower
+        stay -= (equal_to(up, upper, SIZE) - (upper == last).to(tl.int32) * KEEP).to(tl.float32)
+        kept += stay * upper
+        stay2 -= (equal_to(down, lower, SIZE) - (lower == last2).to(tl.int32) * KEEP).to(tl.float32)
+        kept += stay2 * lower
         if HAS_BIAS:
             kept += tl.load(bias + tl.where(here, lane, 0) * (not BY_WEIGHT) + walker * BY_WEIGHT)
         value = tl.where(unsound, kept, value)
@@ -206,7 +171,7 @@ def _pair(
         depth = d
         by_definition(
             walkers_raw + walker * d, lanes_raw, bias + walker * BY_WEIGHT, tile * LANES, bits,
-            d, TOP, BOTTOM, out + walker * (1 if BY_WEIGHT else rows), rows if BY_WEIGHT else 1,
+            d, K, K, out + walker * (1 if BY_WEIGHT else rows), rows if BY_WEIGHT else 1,
             cuts + cell, stride, rows * samples, ties + cell,
             marks + rows + walker + rows * (not BY_WEIGHT), marks + rows + rows * BY_WEIGHT,
             HAS_BIAS, BY_WEIGHT, KEEP, 8,
@@ -216,18 +181,12 @@ def _pair(
         tl.store(cuts + cell + lane * stride, tl.where(lost, float("nan"), upper), mask=fine)
         tl.store(cuts + rows * samples + cell + lane * stride, lower, mask=fine)
         some = ((upper == last) | (lower == last2)) & fine & ~lost
-        if UP == 0:
-            some = (lower == last2) & fine & ~lost
-        if DOWN == 0:
-            some = (upper == last) & fine & ~lost
         if tl.max(some.to(tl.int32), 0) > 0:
             # One more than is removed is listed, and equals the cut: as many tied terms leave as do so, less one.
-            if UP > 0:
-                tie = tl.where(upper == last, equal_to(up, upper, UP), 0)
-                tl.store(ties + cell + lane * stride, tie, mask=some)
-            if DOWN > 0:
-                tie2 = tl.where(lower == last2, equal_to(down, lower, DOWN), 0)
-                tl.store(ties + rows * samples + cell + lane * stride, tie2, mask=some)
+            tie = tl.where(upper == last, equal_to(up, upper, SIZE), 0)
+            tl.store(ties + cell + lane * stride, tie, mask=some)
+            tie2 = tl.where(lower == last2, equal_to(down, lower, SIZE), 0)
+            tl.store(ties + rows * samples + cell + lane * stride, tie2, mask=some)
             tl.atomic_max(marks + rows + walker + rows * (not BY_WEIGHT), 1)
             tl.atomic_max(marks + rows + rows * BY_WEIGHT + lane, 1, mask=some)
         if BY_WEIGHT:
@@ -241,14 +200,13 @@ def walk(
     order, bound, walkers_raw, panel, reach, lanes_raw, votes, lead_count, lead_index, lead_value, bias,
     out, cuts, ties, marks, tickets, asked, walkers, lanes, width, d, blocks, parts, units, sms, share_size,
     samples, rows,
-    TOP: tl.constexpr, BOTTOM: tl.constexpr, KEEP: tl.constexpr, BY_WEIGHT: tl.constexpr, ASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr, SORT: tl.constexpr,
-    SORT8: tl.constexpr, MERGE_UP: tl.constexpr, PLACES_UP: tl.constexpr, MERGE_DOWN: tl.constexpr,
-    PLACES_DOWN: tl.constexpr, GPU: tl.constexpr,
+    K: tl.constexpr, KEEP: tl.constexpr, BY_WEIGHT: tl.constexpr, ASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr, SORT: tl.constexpr, SORT8: tl.constexpr,
+    MERGE: tl.constexpr, PLACES: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """Takes the removed terms out of the dense product: ``out (samples, rows)``, cuts and ties ``(2, rows, samples)``.
 
-    ASK: each 32 samples have voted for the side that is walked.
+    K: terms removed on each side.  ASK: each 32 samples have voted for the side that is walked.
     marks: of each row of the weight, to which depth of its order a term of its panel may have been removed; of each
     row, then of each sample, whether some term tied with a cut stays.
     """
@@ -278,25 +236,18 @@ def walk(
             begin = first + share * share_size
             end = tl.minimum(tl.minimum(begin + share_size, first + per_part), groups)
             if BY_WEIGHT:
-                for walker in range(begin, end):
-                    _pair(
-                        walker, tile, order, bound, walkers_raw, mine, far, lanes_raw, count, lead_index, lead_value,
-                        bias, out, cuts, ties, marks, lanes, width, d, blocks, samples, rows, low,
-                        TOP, BOTTOM, KEEP, BY_WEIGHT, HAS_BIAS,
-                        STEP, EXACT, SORT, SORT8, MERGE_UP, PLACES_UP, MERGE_DOWN, PLACES_DOWN,
-                    )  # fmt: skip
+                from_, to = begin, end
             else:
+                count = tl.full((LANES,), 0, tl.int32)
                 group = begin * LANES
-                stop = tl.minimum(group + LANES, walkers)
                 present = (begin < end) & (group < walkers)
                 vote = tl.min(tl.load(votes + group + tl.arange(0, LANES), mask=present, other=0), 0)
-                for walker in range(group, tl.where(vote > 0, stop, 0)):
-                    _pair(
-                        walker, tile, order, bound, walkers_raw, mine, far, lanes_raw, tl.full((LANES,), 0, tl.int32),
-                        lead_index, lead_value, bias,
-                        out, cuts, ties, marks, lanes, width, d, blocks, samples, rows, low,
-                        TOP, BOTTOM, KEEP, BY_WEIGHT, HAS_BIAS,
-                        STEP, EXACT, SORT, SORT8, MERGE_UP, PLACES_UP, MERGE_DOWN, PLACES_DOWN,
-                    )  # fmt: skip
+                from_, to = group, tl.where(vote > 0, tl.minimum(group + LANES, walkers), 0)
+            for walker in range(from_, to):
+                _pair(
+                    walker, tile, order, bound, walkers_raw, mine, far, lanes_raw, count, lead_index, lead_value, bias,
+                    out, cuts, ties, marks, lanes, width, d, blocks, samples, rows, low,
+                    K, KEEP, BY_WEIGHT, HAS_BIAS, STEP, EXACT, SORT, SORT8, MERGE, PLACES,
+                )  # fmt: skip
             share = following
         unit = next_unit(unit, tickets, shares, units, sms)

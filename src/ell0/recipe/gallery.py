@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median_low
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from ..attacks import sparse_rs
 from ..common import write_whole
 from ..data import RANGES, Rows
 from ..threat import L0Ball, Unit, stretched
-from ._recipe import Recipe, slug
+from .plan import Recipe, slug
 
 _IMAGES = 10
 _QUERIES = 500
@@ -27,34 +26,28 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
 
     As arrays: ``clean`` ``(m, channels, height, width)``, in [-1, 1] whatever the scale of the data, and ``labels``;
     for each classifier ``SLUG/adv``, and the labels it gives to the clean images, ``SLUG/said``, and to the attacked
-    ones, ``SLUG/says``. The attack is sparse_rs with the middle one of the recipe's budgets and its widest box.
+    ones, ``SLUG/says``. The attack is sparse_rs with the median of the recipe's budgets and its widest box.
     """
     x, y = test
     first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
-    tasks = [task for task in recipe.tasks() if any(task.budgets)]
-    unit: Unit = "feature" if not tasks or any(task.measure.unit == "feature" for task in tasks) else "pixel"
-    budgets = [budget for task in tasks if task.measure.unit == unit for budget in task.budgets if budget]
-    beta = max((beta for measure in recipe.measures for beta in measure.beta), default=1.0)
-    low, high = stretched(RANGES[recipe.data.scale], beta)
-    ball = L0Ball(median_low(budgets) if budgets else 1, unit, low, high)
-    arrays = {"clean": _shown(x[first], recipe), "labels": y[first].numpy()}
+    tasks = [task for task in recipe.tasks if any(task.budgets)]
+    unit: Unit = "feature" if not tasks or any(task.unit == "feature" for task in tasks) else "pixel"
+    budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
+    beta = max((beta for task in recipe.tasks for beta in task.betas), default=1.0)
+    ball = L0Ball(median_low(budgets) if budgets else 1, unit, *stretched(RANGES[recipe.data.scale], beta))
+
+    def shown(points: Tensor) -> np.ndarray:
+        return (points if recipe.data.scale == "symmetric" else 2 * points - 1).cpu().numpy()
+
+    arrays = {"clean": shown(x[first]), "labels": y[first].numpy()}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
         result = sparse_rs(network, images, labels, ball, queries=_QUERIES, generator=torch.Generator().manual_seed(0))
-        for part, points in (("said", images), ("says", result.x_best)):
-            arrays[f"{slug(name)}/{part}"] = _labels(network, points)
-        arrays[f"{slug(name)}/adv"] = _shown(result.x_best, recipe)
+        arrays[f"{slug(name)}/adv"] = shown(result.x_best)
+        with torch.no_grad():
+            arrays[f"{slug(name)}/said"] = network(images).argmax(1).cpu().numpy()
+            arrays[f"{slug(name)}/says"] = network(result.x_best).argmax(1).cpu().numpy()
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     write_whole(path, file.getvalue())
-
-
-def _shown(points: Tensor, recipe: Recipe) -> npt.NDArray[np.float32]:
-    return (points if recipe.data.scale == "symmetric" else 2 * points - 1).cpu().numpy()
-
-
-def _labels(network: nn.Module, points: Tensor) -> npt.NDArray[np.int64]:
-    with torch.no_grad():
-        labels: Tensor = network(points).argmax(1)
-    return labels.cpu().numpy()

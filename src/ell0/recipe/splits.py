@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from .. import data
+from ..common import digest
 from ..data import Rows, Scale
-from ..threat import describe
 
 
 @dataclass(frozen=True)
-class Data:
-    """Where the data comes from: ``name``, a set of `ell0.data`, or ``npz``, a file with arrays x_train, y_train,
-    x_test and y_test.
+class DataSource:
+    """Where the data comes from: ``name``, a set of `ell0.data`, or ``npz``, a file with x_train, y_train, x_test and
+    y_test.
 
-    scale: what a set is brought to; a file is taken as it is.
-    train_rows: the first n of the training rows only.  validation: whether the last tenth is taken off them, to choose
-    on; it is measured in training and may be measured after it.
+    scale: of the images of a set; a file is taken as it is.  train_rows: train on the first n rows only.
+    validation: whether the last tenth of the training rows is kept apart, to choose on.
     """
 
     name: str | None
@@ -28,19 +26,24 @@ class Data:
     train_rows: int | None
     validation: bool
 
-    def is_like(self, other: Data) -> bool:
-        """Whether both say the same; a file counts by its name, since a recipe is copied into its run folder."""
-        mine, its = (replace(data, npz=data.npz and Path(data.npz.name)) for data in (self, other))
-        return mine == its
+    def same(self, other: DataSource) -> bool:
+        """Whether both mean the same data; a file counts by its name, since a recipe is copied into its run folder."""
+        one, two = (replace(source, npz=source.npz and Path(source.npz.name)) for source in (self, other))
+        return one == two
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a run; validation is None where the recipe takes none off."""
+    """The data of a run; validation is None if the recipe keeps none apart."""
 
     train: Rows
     validation: Rows | None
     test: Rows
+
+    def __getitem__(self, name: str) -> Rows:
+        rows = self.validation if name == "validation" else self.test
+        assert rows is not None
+        return rows
 
     @property
     def classes(self) -> int:
@@ -48,21 +51,18 @@ class Splits:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the rows that are measured."""
-        digest = hashlib.sha256()
-        for tensor in (*self.test, *(self.validation or ())):
-            digest.update(describe(tensor).encode() + tensor.numpy().tobytes())
-        return digest.hexdigest()
+        """Of the rows that are measured."""
+        return digest(*self.test, *(self.validation or ()))
 
 
-def splits(source: Data, root: Path | str | None) -> Splits:
-    """Reads the data of a recipe; raises where it is not here, or not whole."""
-    if source.name is not None:
+def read_splits(source: DataSource, root: Path | str | None) -> Splits:
+    """Reads the data of a recipe; raises if it is not here, or not whole."""
+    if source.npz is None:
+        assert source.name is not None
         train, test = (
             data.load(source.name, split, root, scale=source.scale) for split in ("train+validation", "test")
         )
     else:
-        assert source.npz is not None
         train, test = (data.read_npz(source.npz, f"x_{split}", f"y_{split}") for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:
             shapes = f"{tuple(train[0].shape)} and {tuple(test[0].shape)}"

@@ -1,0 +1,163 @@
+"""The measurements of one classifier."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import certify
+from ..attacks import AttackResult
+from ..common import Progress, silent
+from ..evaluation import Entry, Evaluation, cascade, evaluate
+from ..nn import folded
+from ..parallel import ALONE, Team
+from ..results import CLEAN, Measurement, Row, Share
+from ..threat import L0Ball
+from .plan import Task
+from .verdicts import Verdicts, decided, proven
+
+_BATCH = {"cpu": 512, "cuda": 16384}  # rows in one call of an attack
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and the rows it is measured on, all on one device.
+
+    state: the beginning of the names of files, from which a killed evaluation goes on.  team: shares the rows.
+    """
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+    seed: int
+    state: Path
+    team: Team = ALONE
+    progress: Progress = silent
+
+    @property
+    def batch(self) -> int:
+        return _BATCH.get(self.x.device.type, 512)
+
+    def evaluate(
+        self,
+        ball: L0Ball,
+        attacks: Mapping[str, Callable[..., AttackResult] | Entry],
+        budgets: tuple[int, ...] | None = None,
+    ) -> Evaluation:
+        # Folding halves the time on a GPU; on a CPU the network is measured as it is.
+        network = folded(self.network) if self.x.is_cuda else self.network
+        return evaluate(
+            network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
+            state_path=f"{self.state}-beta{ball.high:g}.npz", progress=self.progress, team=self.team,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Removes the state files, once the measurements are written elsewhere."""
+        for path in self.state.parent.glob(f"{self.state.name}-beta*.npz"):
+            path.unlink()
+
+
+def measure(task: Task, subject: Subject, known: Sequence[Verdicts] = ()) -> tuple[list[Measurement], list[Verdicts]]:
+    """The measurements of a task, in the order of ``task.identities()``, and its verdicts row by row.
+
+    known: verdicts of other attacks on this classifier and rows of this split; they count for a worst case.
+    """
+    if task.what == "clean_accuracy":
+        return _clean(task, subject)
+    if task.what == "certified_accuracy":
+        return _certified(task, subject)
+    return _worst(task, subject, known) if task.what == "worst_case" else _alone(task, subject)
+
+
+def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
+    return Measurement.of(row["what"], figure, **{key: value for key, value in row.items() if key != "what"}, **more)
+
+
+def _clean(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
+    def right(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            parts = zip(x.split(subject.batch), y.split(subject.batch), strict=True)
+            return torch.cat([subject.network(some).argmax(1) == labels for some, labels in parts])
+
+    rows = subject.team.by_row(right, subject.x, subject.y)
+    verdict = torch.where(rows, -1, 0)
+    # The clean point lies in every box.
+    return [_measurement(task.row, Share(int(rows.sum()), len(rows)))], [Verdicts(0.0, (CLEAN,), verdict, verdict)]
+
+
+def _certified(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
+    start = time.perf_counter()
+    certifier = certify.certifier(subject.network, task.row.get("method", "best"))
+    radii = certified_radii(certifier, subject, task.certified_ball)
+    identity = {key: value for key, value in task.row.items() if key != "what"}
+    cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+    beside = {key: value for key, value in cost.items() if value is not None}
+    *shares, median = certify.rows(radii, task.budgets, **identity, beside=beside)
+    # What holds with some confidence is no proof, and an attack may break it.
+    sure = certifier.confidence is None
+    verdicts = Verdicts.certificate(task.row.get("beta", math.inf), radii) if sure else Verdicts.nothing(len(radii))
+    return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [verdicts]
+
+
+def certified_radii(certifier: certify.Certifier, subject: Subject, ball: L0Ball) -> Tensor:
+    """The radii of all rows: ``(n,)``. A row draws by its place among them, whatever the number of ranks."""
+    # Up to the most that can be proven, not to the budgets asked for: the median is over all radii.
+    most = certifier.limit(subject.x, ball)
+
+    def radius(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(subject.seed)
+        return certifier.radius(x, y, ball, max_budget=most, rows=rows, generator=generator, progress=subject.progress)
+
+    rows = torch.arange(len(subject.x), device=subject.x.device)
+    return subject.team.by_row(radius, subject.x, subject.y, rows)
+
+
+def _alone(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
+    """One attack on all rows."""
+    row, beta = task.row, task.row["beta"]
+    attack = task.attack
+    assert attack is not None
+    # The paper's median distance is that of an attack which may change every unit.
+    units = subject.x.shape[1 if attack.unit == "feature" else 2 :].numel()
+    evaluation = subject.evaluate(attack.ball(row.get("budget", units)), {attack.name: attack.configured()})
+    figure = evaluation.rho() if task.what == "median_distance" else evaluation.robust_accuracy
+    verdicts = Verdicts(beta, (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
+    return [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))], [verdicts]
+
+
+def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> tuple[list[Measurement], list[Verdicts]]:
+    """Every attack within the least box, then within the next, and so on: a point of one lies in all that follow.
+
+    So the figure of a box counts all points found in it and before it, by this evaluation or another.
+    """
+    attacks = cascade(queries=task.row["queries"], steps=task.row["steps"])
+    n, flags, most = len(subject.x), list[str](), max(task.budgets)
+    found: list[Measurement] = []
+    boxes: list[Verdicts] = []
+    evidence: list[Verdicts] = []
+    for beta in task.betas:
+        evaluation = subject.evaluate(task.ball(most, beta), attacks, task.budgets)
+        boxes.append(Verdicts(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
+        evidence += [boxes[-1], *(one for one in known if one.beta <= beta or one.proves)]
+        flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
+        for budget in task.budgets:
+            counts, sure = decided(evidence, n, budget), proven(evidence, n, budget, beta)
+            found.append(
+                _measurement(
+                    {**task.row, "budget": budget, "beta": beta},
+                    Share(n - sum(counts.values()), n),
+                    decided=counts,
+                    flags=flags,
+                    certified=None if sure is None else sure / n,
+                    # One evaluation gave the figures of all budgets: its time stands once.
+                    seconds=round(sum(evaluation.seconds), 3) if budget == most else None,
+                )
+            )
+    return found, boxes

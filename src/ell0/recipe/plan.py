@@ -1,0 +1,194 @@
+"""What a recipe says, as values: classifiers with their trainings, and the tasks that measure them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..attacks import ATTACKS, AttackResult
+from ..data import RANGES, Scale
+from ..results import WORST_CASE, Measurement, Row
+from ..threat import L0Ball, Unit, stretched
+from ..train import Trades, TrainConfig, TrainingObjective
+from .models import VOTERS
+from .splits import DataSource
+
+
+def slug(classifier: str) -> str:
+    """A name as that of a folder: lower case, letters, digits, hyphens and underscores. ``F(10)`` becomes ``f10``."""
+    return "".join(c for c in classifier.lower() if c.isalnum() or c in "-_")
+
+
+@dataclass(frozen=True)
+class BoxedAttack:
+    """An attack of ``ATTACKS`` with its settings, and the box that it may use."""
+
+    name: str
+    beta: float = 1.0
+    unit: Unit = "feature"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    scale: Scale = "symmetric"
+
+    def ball(self, budget: int) -> L0Ball:
+        return L0Ball(budget, self.unit, *stretched(RANGES[self.scale], self.beta))
+
+    def configured(self) -> Callable[..., AttackResult]:
+        given = {
+            key: torch.tensor(value, dtype=torch.float32) if isinstance(value, list) else value
+            for key, value in self.settings.items()
+        }
+        return partial(ATTACKS[self.name], **given)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network and its training.
+
+    attack: what it is trained against, with ``budget``; None: clean training.
+    objective: a loss other than that of its logits, such as a certified bound.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    training: TrainConfig
+    attack: BoxedAttack | None = None
+    budget: int = 0
+    objective: TrainingObjective | None = None
+
+    @property
+    def k(self) -> int | None:
+        """What its network truncates; None if it has no k."""
+        return self.model.get("k")
+
+    @property
+    def votes(self) -> bool:
+        """Whether it certifies by counting votes, and not by bounds."""
+        return self.model["name"] in VOTERS
+
+    @property
+    def identity(self) -> Row:
+        """What every measurement of it says."""
+        k = {} if self.k is None else {"k": self.k}
+        adversarial = self.attack is not None or isinstance(self.objective, Trades)
+        return {"classifier": self.name, **k, "adversarial": adversarial}
+
+    @property
+    def training_identity(self) -> Row:
+        """What every measurement of its training says: also the precision, unless it is float32."""
+        precisions = {key: getattr(self.training, key) for key in ("precision", "attack_precision")}
+        return self.identity | {key: value for key, value in precisions.items() if value not in ("fp32", None)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One evaluation of one classifier.
+
+    what: the kind of measure.  row: what its measurements have in common.  budgets: all those of its measure.
+    betas: its boxes; none: any value.
+    rows: the first n of the split, None for all.  attack: the one attack of it; None: not an attack, or a worst case.
+    """
+
+    classifier: Classifier
+    what: str
+    row: Row
+    budgets: tuple[int, ...] = ()
+    betas: tuple[float, ...] = ()
+    unit: Unit = "feature"
+    scale: Scale = "symmetric"
+    rows: int | None = None
+    split: str = "test"
+    attack: BoxedAttack | None = None
+
+    def ball(self, budget: int, beta: float) -> L0Ball:
+        return L0Ball(budget, self.unit, *stretched(RANGES[self.scale], beta))
+
+    @property
+    def certified_ball(self) -> L0Ball:
+        """What its certificate is about, without a budget: any value, or a box."""
+        return self.ball(0, *self.betas) if self.betas else L0Ball(0, self.unit, -math.inf, math.inf)
+
+    def identities(self) -> list[Row]:
+        """The keys of its measurements; no two tasks of a recipe have the same."""
+        if self.what == "certified_accuracy":
+            return [*({**self.row, "budget": m} for m in self.budgets), {**self.row, "what": "certified_radius"}]
+        if self.what != "worst_case":
+            return [self.row]
+        return [{**self.row, "budget": m, "beta": beta} for beta in self.betas for m in self.budgets]
+
+    def shares_rows(self, other: Task) -> bool:
+        """Whether what one found counts for the other: one classifier, one split, one unit."""
+        same = self.split == other.split and self.unit == other.unit
+        return same and self.classifier.name == other.classifier.name
+
+    def __str__(self) -> str:
+        words = [self.row["what"].replace("_", " "), *([self.row["attack"]] if "attack" in self.row else [])]
+        budgets = [self.row["budget"]] if "budget" in self.row else self.budgets
+        words += [f"budget {', '.join(map(str, budgets))}"] if budgets else []
+        words += [f"{self.row[key]} {key}" for key in ("queries", "steps") if key in self.row]
+        words += [f"values within {self.row['beta']:g}"] if "beta" in self.row else []
+        return f"{self.classifier.name}: {', '.join(words)}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole of a run. text: the file as it was.  used: recipes whose classifiers are measured here too.
+
+    threads: of a run on the CPU; None: torch's default.
+    tasks: every evaluation, in order; worst cases last, since they count what all the others find.
+    paper: figures of the paper, by the measurements they belong to.  quoted: figures of others, not run here.
+    """
+
+    name: str
+    summary: str
+    text: bytes
+    seed: int
+    threads: int | None
+    data: DataSource
+    used: tuple[Recipe, ...]
+    classifiers: tuple[Classifier, ...]
+    tasks: tuple[Task, ...]
+    paper: tuple[Row, ...]
+    quoted: tuple[Row, ...]
+
+    def everyone(self) -> list[Classifier]:
+        """All classifiers that are measured, the used ones first."""
+        return [*chain.from_iterable(recipe.classifiers for recipe in (*self.used, self))]
+
+    def homes(self, out: Path) -> dict[Path, Recipe]:
+        """The run folders of the recipes that are used, beside ``out``, and ``out`` itself."""
+        return {**{out.parent / used.name: used for used in self.used}, out: self}
+
+    def folders(self, out: Path) -> dict[str, Path]:
+        """The folder of each classifier of a run in ``out``, by name."""
+        return {one.name: home / slug(one.name) for home, its in self.homes(out).items() for one in its.classifiers}
+
+    def asked(self) -> list[Row]:
+        """The keys that the results of a whole run have at least."""
+        keys = [key for task in self.tasks for key in task.identities()]
+        return keys + [{**key, "unit": "seconds"} for key in self.times() if key["what"] == "training_seconds"]
+
+    def times(self) -> list[Row]:
+        """The keys of measurements of training times."""
+        whats = ("training_seconds", "epoch_seconds", "attack_seconds")
+        return [{"what": what, **one.training_identity} for one in self.everyone() for what in whats]
+
+    def with_paper(self, found: Measurement) -> Measurement:
+        """The measurement with the paper's figure, if there is one."""
+        for figure in self.paper:
+            if belongs(figure, found.key):
+                return replace(found, paper=figure["value"], paper_n=figure.get("n"))
+        return found
+
+
+def belongs(figure: Row, key: Row) -> bool:
+    """Whether a figure of the paper is about the measurement with this key."""
+    if key.get("attack") == WORST_CASE != figure.get("attack"):
+        return False  # a figure of one attack, whose words fit both
+    return all(key.get(name) == value for name, value in figure.items() if name not in ("value", "n"))

@@ -1,0 +1,374 @@
+"""A TOML file becomes a `Recipe`, checked as a whole, except against the data."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import fields, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from .. import certify, data
+from ..attacks import ATTACKS
+from ..common import did_you_mean
+from ..data import RANGES, Scale
+from ..results import WORST_CASE, Row
+from ..threat import Unit, stretched
+from ..train import Trades, TrainConfig, TrainingObjective
+from .models import VOTERS, read_models
+from .plan import BoxedAttack, Classifier, Recipe, Task, belongs, slug
+from .splits import DataSource
+from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, to_toml, whole
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+_MEASURES = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
+_CERTIFIED = ["mix", "ramp", "method", "quick"]
+_TRADES = ["steps", "loss", "weight"]
+_BUDGETS: Kind[Any] = Kind(
+    f'"k" or {many(whole(0)).words}', lambda value: value if value == "k" else many(whole(0)).read(value)
+)
+
+
+def names() -> tuple[str, ...]:
+    """The recipes that come with ell0."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+
+
+def load(path_or_name: Path | str) -> Recipe:
+    """A recipe that comes with ell0, by its name, or a TOML file.
+
+    A recipe that is ``like`` one of ell0 takes from it every top-level key and table that it does not have itself. The
+    keys of a table ``[training]`` hold for all its classifiers.
+    """
+    path = _path(path_or_name)
+    text, content = _read(path)
+    entire = _completed(path.name, content)
+    # The text has what comes from ``like``, too: if that changes, a run of before is one of another recipe.
+    return _recipe(path, text if entire is content else to_toml(entire).encode(), entire)
+
+
+def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
+    """The recipes that one with a table ``[sweep]`` stands for; none, if it has no such table.
+
+        [sweep]              # one recipe for each k with each seed: NAME-k0-seed0, NAME-k0-seed1, ...
+        k = [0, 10]          # of every model
+        budget = [4, 8]      # of every attack that a classifier is trained against
+        seed = [0, 1, 2]     # of the recipe
+
+    Each is a whole recipe, with a text of its own, and can be run without the others.
+    """
+    path = _path(path_or_name)
+    content = _completed(path.name, _read(path)[1])
+    top = TomlTable(path.name, content)
+    table = top.table("sweep")
+    if table is None:
+        return ()
+    lists = {key: table.take(key, many(whole(least)), ()) for key, least in (("k", 0), ("budget", 1), ("seed", 0))}
+    table.close()
+    chosen = {key: values for key, values in lists.items() if values}
+    if not chosen:
+        raise ValueError(f"{table.where}: must have k, budget or seed, each a list")
+    name, recipes = top.need("name", TEXT), []
+    for values in product(*chosen.values()):
+        point = dict(zip(chosen, values, strict=True))
+        member = _at(table.where, content, point)
+        member["name"] = "-".join([name, *(f"{key}{value}" for key, value in point.items())])
+        recipes.append(_recipe(path, to_toml(member).encode(), member))
+    return tuple(recipes)
+
+
+def _at(where: str, content: dict[str, Any], point: Mapping[str, int]) -> dict[str, Any]:
+    """The content of a recipe at one point of its sweep."""
+    member = deepcopy({key: value for key, value in content.items() if key not in ("sweep", "like")})
+    classifiers = member.get("classifier", [])
+    trainings = [member.get("training", {}), *(one.get("training", {}) for one in classifiers)]
+    attacks = [training[key] for training in trainings for key in ("attack", "trades") if key in training]
+    if "budget" in point and not attacks:
+        raise ValueError(f"{where}: budget must be left out if no classifier is trained against an attack")
+    for one in classifiers if "k" in point else ():
+        one.setdefault("model", {})["k"] = point["k"]
+    for attack in attacks if "budget" in point else ():
+        attack["budget"] = point["budget"]
+    return member | ({"seed": point["seed"]} if "seed" in point else {})
+
+
+def _path(path_or_name: Path | str) -> Path:
+    if isinstance(path_or_name, str) and path_or_name in names():
+        return SHIPPED / f"{path_or_name}.toml"
+    path = Path(path_or_name)
+    if path.suffix == ".toml" and not path.is_file():
+        raise FileNotFoundError(f"the recipe file {str(path)!r} does not exist")
+    if not path.is_file():
+        hint = did_you_mean(path_or_name, names()) or "; `ell0 run --list` shows them"
+        raise FileNotFoundError(f"recipe must be a TOML file or a recipe of ell0, got {str(path_or_name)!r}{hint}")
+    return path
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A file as it is, and its content."""
+    try:
+        text = path.read_bytes()
+        return text, tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be TOML: {error}") from error
+
+
+def _completed(where: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a recipe, with the keys and tables of the one that it is ``like`` where it has none."""
+    like = content.get("like")
+    if like is None:
+        return content
+    if like not in names():
+        raise ValueError(f"{where}: like must name a recipe of ell0, got {like!r}{did_you_mean(like, names())}")
+    return _completed(like, _read(SHIPPED / f"{like}.toml")[1]) | content
+
+
+def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
+    top = TomlTable(path.name, content)
+    if "sweep" in content:
+        raise ValueError(f"{path.name}: is a sweep, which stands for several recipes")
+    top.take("like", TEXT, None)
+    name = top.need("name", TEXT)
+    if slug(name) != name:
+        raise ValueError(f"{path.name}: name must be lower-case letters, digits and hyphens, got {name!r}")
+    summary, seed, threads = (
+        top.need("summary", TEXT),
+        top.take("seed", whole(0), 0),
+        top.take("threads", whole(1), None),
+    )
+    used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
+    source, over = _data(top, path.parent), top.table("training")
+    if over is not None and "classifier" not in content:
+        raise ValueError(f"{path.name}: training must be left out of a recipe that trains no classifier of its own")
+    for other in used:
+        if not source.same(other.data):
+            raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
+    own = [_classifiers(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
+    classifiers = tuple(chain.from_iterable(some for _, some in own))
+    known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
+    groups = {pattern: tuple(one.name for one in some) for pattern, some in own} | {name: (name,) for name in known}
+    _check_names(path.name, [*chain.from_iterable(other.classifiers for other in used), *classifiers])
+    tasks = chain.from_iterable(_tasks(table, groups, known, source) for table in top.tables("measure"))
+    # Worst cases come last, the hardest at the end: they count what all the others find.
+    ordered = sorted(tasks, key=lambda t: (t.row["queries"], t.row["steps"]) if t.what == "worst_case" else ())
+    paper, quoted = (tuple(_figure(table) for table in top.tables(key)) for key in ("paper", "quoted"))
+    top.close()
+    recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, tuple(ordered), paper, quoted)
+    _check_keys(path.name, recipe)
+    return recipe
+
+
+def _used(path: Path, name: str, other: str) -> Recipe:
+    """A recipe by its name: a file beside this one, that of the run beside this run, or one that comes with ell0."""
+    if other == name:
+        raise ValueError(f"{path.name}: use must name other recipes, got {other!r}")
+    places = (path.with_name(f"{other}.toml"), path.parent.parent / other / "recipe.toml")
+    recipe = load(next((place for place in places if place.is_file()), other))
+    if recipe.used or not recipe.classifiers or recipe.name != other:
+        raise ValueError(f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}")
+    return recipe
+
+
+def _data(top: TomlTable, folder: Path) -> DataSource:
+    table = top.need_table("data", "data")
+    name, npz = table.take("name", choice(*data.SETS), None), table.take("npz", TEXT, None)
+    if (name is None) == (npz is None):
+        raise ValueError(f"{table.where}: must have name or npz, and not both")
+    if npz is not None and "scale" in table.content:
+        raise ValueError(f"{table.where}: scale must be left out with npz, which is taken as it is")
+    scale = cast(Scale, table.take("scale", choice(*get_args(Scale)), "symmetric"))
+    rows, validation = table.take("train_rows", whole(1), None), table.take("validation", FLAG, False)
+    table.close()
+    return DataSource(name, None if npz is None else folder / npz, scale, rows, validation)
+
+
+def _classifiers(
+    table: TomlTable, seed: int, over: Mapping[str, Any], source: DataSource
+) -> tuple[str, list[Classifier]]:
+    """The name as it is written, and its classifiers: one for each value of ``{k}`` and ``{seed}`` in the name.
+
+    over: keys that replace those of the classifier's own training.
+    """
+    pattern = table.need("name", TEXT)
+    models = read_models(table.need_table("model", "classifier.model"))
+    own = table.table("training")
+    training = TomlTable(f"{table.where}, training", {**(own.content if own else {}), **over})
+    attack, budget = _training_attack(training.table("attack"), source)
+    objective = _objective(training, source)
+    if objective is not None and models[0]["name"] in VOTERS:
+        raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
+    seeds = training.take("seed", many(whole(0)), (seed,))
+    for key, values in (("k", models), ("seed", seeds)):
+        if len(values) > 1 and f"{{{key}}}" not in pattern:
+            raise ValueError(f"{table.where}: name must have {{{key}}} if {key} has several values, got {pattern!r}")
+    given = training.rest([each.name for each in fields(TrainConfig) if each.name != "seed"])
+    training.close()
+    table.close()
+    given |= {"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {}
+    try:
+        config = TrainConfig(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{training.where}: {error}") from error
+    return pattern, [
+        Classifier(
+            pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each)),
+            model, replace(config, seed=each), attack, budget, objective,
+        )
+        for model, each in product(models, seeds)
+    ]  # fmt: skip
+
+
+def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | None:
+    certified, trades = training.table("certified"), training.table("trades")
+    if certified is not None and trades is not None:
+        raise ValueError(f"{training.where}: must have certified or trades, and not both")
+    table = certified or trades
+    if table is None:
+        return None
+    given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
+    if trades is not None:
+        given["low"], given["high"] = stretched(RANGES[source.scale], table.take("beta", POSITIVE, 1.0))
+    given |= table.rest(_CERTIFIED if trades is None else _TRADES)
+    table.close()
+    try:
+        return certify.Objective(**given) if trades is None else Trades(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{table.where}: {error}") from error
+
+
+def _training_attack(table: TomlTable | None, source: DataSource) -> tuple[BoxedAttack | None, int]:
+    if table is None:
+        return None, 0
+    name, budget = table.need("name", choice(*ATTACKS)), table.need("budget", whole(1))
+    beta, unit = table.take("beta", POSITIVE, 1.0), _unit(table)
+    attack = BoxedAttack(name, beta, unit, table.rest([*ATTACKS[name].settings]), source.scale)
+    table.close()
+    _rehearse(table.where, attack)
+    return attack, budget
+
+
+def _rehearse(where: str, attack: BoxedAttack) -> None:
+    """Calls the attack on a row that is misclassified from the start: cheap, and wrong settings raise."""
+
+    def model(x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
+
+    x, y = torch.zeros(1, 3, 2, 2), torch.ones(1, dtype=torch.int64)
+    try:
+        attack.configured()(model, x, y, attack.ball(1))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _unit(table: TomlTable) -> Unit:
+    return cast(Unit, table.take("unit", choice(*get_args(Unit)), "feature"))
+
+
+def _tasks(
+    table: TomlTable, groups: Mapping[str, tuple[str, ...]], known: Mapping[str, Classifier], source: DataSource
+) -> list[Task]:
+    """The tasks of one measure, on each of its classifiers."""
+    what = table.need("what", choice(*_MEASURES))
+    chosen = table.take("classifiers", many(choice(*groups)), tuple(known))
+    classifiers = [known[name] for name in dict.fromkeys(chain.from_iterable(groups[name] for name in chosen))]
+    voters = [one.name for one in classifiers if one.votes]
+    split = table.take("split", choice("test", "validation"), "test")
+    if split == "validation" and not source.validation:
+        raise ValueError(f"{table.where}: split must be 'test' unless data has validation = true")
+    rows, protocol = table.take("rows", whole(1), None), table.take("protocol", TEXT, None)
+    shared: Row = {"what": what}
+    shared |= {} if protocol is None else {"protocol": protocol}
+    shared |= {} if split == "test" else {"split": split}
+    shared |= {} if source.scale == "symmetric" else {"scale": source.scale}
+    make = partial(Task, what=what, scale=source.scale, rows=rows, split=split)
+    betas: tuple[float, ...] = ()
+    if what != "clean_accuracy":
+        # A certificate is for any value, unless a box is asked for.
+        betas = table.take("beta", many(POSITIVE), () if what == "certified_accuracy" else (1.0,))
+        shared["unit"] = unit = _unit(table)
+        make = partial(make, unit=unit)
+    written = table.need("budgets", _BUDGETS) if what not in ("clean_accuracy", "median_distance") else ()
+    # What each task adds to the row, its boxes, and its attack.
+    variants: list[tuple[Row, tuple[float, ...], BoxedAttack | None]] = [({}, (), None)]
+    method, white_box = None, what == "worst_case"
+    if what == "worst_case":
+        spent = {"queries": table.take("queries", whole(1), 1000), "steps": table.take("steps", whole(1), 100)}
+        shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent}
+        variants = [({}, tuple(sorted(betas)), None)]
+    elif what == "certified_accuracy":
+        for name, key in product(voters, ("beta", "method")):
+            if key in table.content:
+                raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
+        method = table.take("method", choice(*get_args(certify.Method)), "best")
+        variants = [({"beta": beta}, (beta,), None) for beta in betas] or variants
+    elif what != "clean_accuracy":
+        name = table.take("attack", choice(*ATTACKS), "pointwise" if what == "median_distance" else "sparse_rs")
+        settings, white_box = ATTACKS[name].settings, ATTACKS[name].white_box
+        efforts: list[Row] = [{}]
+        for key in ("queries", "steps"):
+            values = table.take(key, many(whole(1)), ()) if key in settings else ()
+            efforts = [{**effort, key: value} for effort in efforts for value in values] if values else efforts
+        given = table.rest([key for key in settings if key not in ("queries", "steps")])
+        shared |= {"attack": name, **given}
+        for beta, effort in product(betas, efforts):
+            attack = BoxedAttack(name, beta, unit, given | effort, source.scale)
+            _rehearse(table.where, attack)
+            variants.append(({**effort, "beta": beta}, (beta,), attack))
+        del variants[0]
+    table.close()
+    if voters and white_box:
+        raise ValueError(f"{table.where}: classifiers must be without {voters[0]}, whose votes have no gradient")
+    tasks: list[Task] = []
+    for one in classifiers:
+        if written == "k" and one.k is None:
+            raise ValueError(f"{table.where}: budgets must be a list for {one.name}, which has no k, got 'k'")
+        budgets: Any = (one.k,) if written == "k" else written
+        row = {**shared, **one.identity, **({} if method is None or one.votes else {"method": method})}
+        each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
+        tasks += [
+            make(one, row={**row, **budget, **entries}, budgets=budgets, betas=boxes, attack=attack)
+            for (entries, boxes, attack), budget in product(variants, each)
+        ]
+    return tasks
+
+
+def _figure(table: TomlTable) -> Row:
+    table.need("value", NUMBER)
+    for key, value in table.content.items():
+        if not isinstance(value, str | bool | int | float):
+            raise ValueError(f"{table.where}: {key} must be a text, a number, true or false, got {value!r}")
+    return dict(table.content)
+
+
+def _check_names(where: str, classifiers: list[Classifier]) -> None:
+    if not classifiers:
+        raise ValueError(f"{where}: must train a classifier ([[classifier]]) or use another recipe's (use = [...])")
+    seen: dict[str, str] = {}
+    for one in classifiers:
+        folder = slug(one.name)
+        if not folder:
+            raise ValueError(f"{where}: a classifier's name must have a letter or a digit, got {one.name!r}")
+        if folder in seen:
+            raise ValueError(f"{where}: classifiers must have different names, got {seen[folder]!r} and {one.name!r}")
+        seen[folder] = one.name
+
+
+def _check_keys(where: str, recipe: Recipe) -> None:
+    keys = [key for task in recipe.tasks for key in task.identities()]
+    for i, key in enumerate(keys):
+        if key in keys[:i]:
+            raise ValueError(f"{where}: no two measures may be the same, got {_words(key)} twice")
+    for i, figure in enumerate(recipe.paper, 1):
+        if not any(belongs(figure, key) for key in (*keys, *recipe.times())):
+            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {_words(figure)}")
+
+
+def _words(row: Row) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in row.items())

@@ -1,0 +1,319 @@
+"""One run from data to results: everything is checked first, and a run that was killed goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+
+from .. import certify, train
+from ..common import Progress, Step, device_of, digest, silent, write_whole
+from ..parallel import ALONE, Team
+from ..precision import dense_products
+from ..results import Measurement, Results, Row
+from . import verdicts
+from .gallery import write_gallery
+from .measuring import Subject, measure
+from .models import base_shape, build, fitted
+from .plan import Classifier, Recipe, Task, slug
+from .reading import load, names
+from .splits import Splits, read_splits
+from .verdicts import Verdicts
+
+FORMAT = "2"
+"""The version of what a run folder holds, which is written there: another version cannot go on with it."""
+
+
+class BusyError(ValueError):
+    """Another process is at work in a run folder."""
+
+
+def run(
+    path_or_name: Path | str | Recipe = "digits",
+    *,
+    out: Path | str | None = None,
+    device: str | None = None,
+    resume: bool = True,
+    root: Path | str | None = None,
+    progress: Progress = silent,
+    team: Team = ALONE,
+) -> Path:
+    """Trains the classifiers of a recipe, measures them, and returns the run folder.
+
+        folder = ell0.recipe.run("mnist-quick")
+        rows = Results.load(folder / "results.json").rows
+
+    Called again after a kill, it goes on: finished trainings and measures are not done twice, and the figures (times
+    aside) are those of a run that was not killed. Classifiers of recipes that this one uses are trained in folders
+    beside its own, if they are not there.
+
+    Args:
+        path_or_name: a recipe that comes with ell0 (`names`), a TOML file, or what `load` returned.
+        out: the folder, new or with a run of the same recipe. Default: ``runs/NAME``.
+        device: such as "cpu". Default: a GPU if there is one.
+        resume: False refuses a folder that holds a run.
+        root: where the data lies, see `ell0.data.load`.
+        progress: called at the start of each stage, and during it.
+        team: ranks that share the work (`ell0.parallel`). Rank 0 alone needs the folder, all need the data.
+    """
+    recipe = path_or_name if isinstance(path_or_name, Recipe) else load(path_or_name)
+    folder = Path("runs") / recipe.name if out is None else Path(out)
+    place = device_of(device)
+    data = read_splits(recipe.data, root)
+    _check_data(recipe, data, team)
+    team.once(partial(_check_homes, recipe, folder, data, resume))
+    with _threads(recipe.threads), ExitStack() as held:
+        team.once(partial(held.enter_context, _held(folder, recipe, resume)))
+        _Run(recipe, folder, place, data, progress, team).go()
+    return folder
+
+
+def finished(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds a run of the recipe with every figure that it asks for."""
+    held, results = folder / "recipe.toml", folder / "results.json"
+    if not (held.is_file() and results.is_file() and held.read_bytes() == recipe.text):
+        return False
+    there = [row.key for row in Results.load(results).rows]
+    return all(row in there for row in recipe.asked())
+
+
+class _Run:
+    def __init__(
+        self, recipe: Recipe, folder: Path, place: torch.device, data: Splits, progress: Progress, team: Team
+    ) -> None:
+        self._recipe, self._folder, self._place = recipe, folder, place
+        self._data, self._progress, self._team = data, progress, team
+        self._verdicts: list[tuple[Task, list[Verdicts]]] = []
+        self._results = team.once(self._begin)
+        self._before, self._start = self._results.seconds, time.perf_counter()
+        self._stages, self._stage = len(recipe.everyone()) + len(recipe.tasks) + 1, 0
+
+    def go(self) -> None:
+        networks: dict[str, nn.Module] = {}
+        for home, its in self._recipe.homes(self._folder).items():
+            # Another run may use the classifiers of a recipe beside this one, once they are trained.
+            with ExitStack() as held:
+                if its is not self._recipe:
+                    self._team.once(partial(held.enter_context, _held(home, its)))
+                networks |= {one.name: self._train(home, its, one) for one in its.classifiers}
+        weights = {name: digest(*chain(*network.state_dict().items())) for name, network in networks.items()}
+        for number, task in enumerate(self._recipe.tasks):
+            name = task.classifier.name
+            self._measure(number, task, networks[name], weights[name])
+        self._team.once(partial(self._end, networks))
+
+    def _end(self, networks: dict[str, nn.Module]) -> None:
+        gallery = self._folder / "gallery.npz"
+        if not gallery.exists() and self._data.test[0].ndim == 4:
+            self._enter("a gallery of attacked images")
+            write_gallery(gallery, self._recipe, networks, self._data.test)
+        if not (self._folder / "results.json").exists():
+            self._save()
+
+    def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
+        network = build(_fitted(one, self._data), one.training.seed).to(self._place)
+        attack = None if one.attack is None else partial(one.attack.configured(), ball=one.attack.ball(one.budget))
+        training = train.fit(
+            network, self._data.train, one.training, attack, objective=one.objective, validation=self._data.validation,
+            out=home / slug(one.name), card=_card(its, one, self._data), progress=self._enter(f"training {one.name}"),
+            team=self._team,
+        )  # fmt: skip
+        if not self._has({"what": "training_seconds", **one.training_identity, "unit": "seconds"}):
+            self._keep(training.rows(**one.training_identity))
+        return network.eval()
+
+    def _measure(self, number: int, task: Task, network: nn.Module, weights: str) -> None:
+        x, y = (part[: task.rows].to(self._place) for part in self._data[task.split])
+        state, path = self._folder / f"evaluation{number}", self._folder / "verdicts" / f"{number}.npz"
+        subject = Subject(network, x, y, self._recipe.seed, state, self._team, self._enter(str(task)))
+        found = self._team.once(partial(verdicts.load, path, weights))
+        if found is None or not all(self._has(row) for row in task.identities()):
+            known = [one for other, some in self._verdicts if task.shares_rows(other) for one in some]
+            with self._precision(task):
+                rows, found = measure(task, subject, known)
+            self._team.once(partial(verdicts.save, path, weights, found))
+            for one, other in product(found, known):
+                one.check(other)
+            self._keep(rows)
+        self._verdicts.append((task, found))
+        self._team.once(subject.forget)
+
+    def _precision(self, task: Task) -> AbstractContextManager[None]:
+        """Attacks see float32 if a certificate, which is about float32, is to be compared with them."""
+        certified = {other.classifier.name for other in self._recipe.tasks if other.what == "certified_accuracy"}
+        return dense_products(tf32=False) if task.classifier.name in certified else nullcontext()
+
+    def _enter(self, what: str) -> Progress:
+        """Reports a new stage, and returns the progress of the work inside it."""
+        self._stage += 1
+        stage = Step(what, self._stage, self._stages)
+        self._progress(stage)
+        return lambda step: self._progress(replace(step, stage=stage))
+
+    def _has(self, key: Row) -> bool:
+        return any(key == row.key for row in self._results.rows)
+
+    def _keep(self, rows: list[Measurement]) -> None:
+        new = [row.key for row in rows]
+        before = [row for row in self._results.rows if row.key not in new]
+        self._results.rows = before + [self._recipe.with_paper(row) for row in rows]
+        self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
+        self._team.once(self._save)
+
+    def _save(self) -> None:
+        self._results.save(self._folder / "results.json")
+
+    def _begin(self) -> Results:
+        seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone())})
+        name = self._recipe.name
+        shipped = name in names() and load(name).text == self._recipe.text
+        command = f"ell0 run {name}{'' if shipped else '.toml'}"
+        here = Results.here(name, command, seeds=seeds, device=self._place, ranks=self._team.size)
+        here.recipe = name
+        path = self._folder / "results.json"
+        if path.exists():
+            before = Results.load(path)
+            here.rows, here.seconds = before.rows, before.seconds
+            if before.device != here.device:
+                here.device = f"{before.device}, then {here.device}"
+        return here
+
+
+def _fitted(one: Classifier, data: Splits) -> dict[str, Any]:
+    return fitted(one.model, data.train[0].shape[1:], data.classes)
+
+
+def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:
+    """What a checkpoint says of itself: how its model is built, and on what it is measured."""
+    card = {"recipe": its.name, "classifier": one.name, "model": _fitted(one, data)}
+    card |= {"data": its.data.name or "npz", "measured_rows": data.digest}
+    card |= {} if its.data.scale == "symmetric" else {"scale": its.data.scale}
+    return dict(json.loads(json.dumps(card)))
+
+
+def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
+    """Raises ValueError if the data does not fit the recipe, or has too few rows for all ranks."""
+    x, _ = data.train
+    shape, classes = tuple(x.shape[1:]), data.classes
+    for one in recipe.everyone():
+        model = _fitted(one, data)
+        sees, seen = (model["base"], base_shape(shape)) if "base" in model else (model, shape)
+        given = sees.get("in_features", tuple(sees.get("in_shape", seen)))
+        if given not in (seen, math.prod(seen)) or sees["classes"] < classes:
+            raise ValueError(
+                f"{one.name}: the model must take rows of shape {seen} to at least {classes} classes, got {sees}"
+            )
+        build(model)
+        if isinstance(one.objective, certify.Objective):
+            with _named(one.name):
+                one.objective.check(build(model, seed=0), *(part[:1] for part in data.train))
+    for task in recipe.tasks:
+        split, wanted = task.split, task.rows
+        rows, _ = data[split]
+        team.check_rows(str(task), len(rows) if wanted is None else wanted)
+        if wanted is not None and wanted > len(rows):
+            raise ValueError(f"{task}: rows must be at most the {len(rows)} of the {split} split, got {wanted}")
+        if task.unit == "pixel" and x.ndim != 4:
+            raise ValueError(f'{task}: unit must be "feature" for rows of shape {shape}, got "pixel"')
+        if task.what == "certified_accuracy":
+            network = build(_fitted(task.classifier, data), seed=0).eval()
+            with _named(task):
+                ball = replace(task.certified_ball, budget=max(task.budgets))
+                certify.certifier(network, task.row.get("method", "best")).check(rows[:1], ball)
+
+
+@contextmanager
+def _named(what: object) -> Iterator[None]:
+    """Puts what was checked before the message of an error."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> None:
+    """Raises ValueError if the run may not go on, or not begin, in its folders."""
+    for home, its in recipe.homes(folder).items():
+        _check_home(home, its, resume or its is not recipe)
+        for one in its.classifiers:
+            _check_card(home / slug(one.name), _card(its, one, data))
+
+
+def _check_home(home: Path, its: Recipe, resume: bool) -> None:
+    """Raises ValueError if a folder is not free for a run of the recipe."""
+    held, version = home / "recipe.toml", home / ".format"
+    if home.exists() and not home.is_dir():
+        raise ValueError(f"out must be a folder or a new name, got the file {str(home)!r}")
+    if not held.exists():
+        if home.exists() and any(not path.name.startswith(".") for path in home.iterdir()):
+            raise ValueError(f"out must be new, empty or a run folder, but {str(home)!r} holds other files")
+        return
+    if not version.exists() or version.read_text() != FORMAT:
+        raise ValueError(
+            f"out must be new, but {str(home)!r} holds a run of another version of ell0, which this version cannot "
+            "continue: give another out"
+        )
+    if held.read_bytes() != its.text:
+        raise ValueError(f"out must be new or hold a run of this recipe, but {str(home)!r} holds one of another recipe")
+    if not resume:
+        raise ValueError(f"out must be new, but {str(home)!r} holds a run of this recipe already")
+
+
+def _check_card(folder: Path, card: dict[str, Any]) -> None:
+    """Raises ValueError if a checkpoint is of another model, or was made with other data."""
+    if not (folder / "checkpoint.safetensors").exists():
+        return
+    held = train.load_checkpoint(folder).card
+    differs = [key for key in {**held, **card} if held.get(key) != card.get(key)]
+    if differs:
+        what = ", ".join(differs)
+        raise ValueError(f"out must hold a run of this recipe on this data, but {str(folder)!r} differs in: {what}")
+
+
+@contextmanager
+def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
+    """Keeps other processes out of a run folder; the lock of a process that dies is released."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        opened = (home / ".lock").open("w")
+    except OSError as error:
+        raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
+    with opened as file:
+        _lock(file, home)
+        _check_home(home, its, resume)  # again: from now on nobody else changes it
+        write_whole(home / ".format", FORMAT.encode())
+        write_whole(home / "recipe.toml", its.text)
+        yield
+
+
+def _lock(file: TextIO, home: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(f"out must be free, but another process is at work in {str(home)!r}") from None
+    except OSError:  # a file system without locks
+        return
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,113 @@
+"""What each measure of a run found, row by row: evidence for the worst case of the rows that measures share."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..common import write_whole
+
+CERTIFICATE = "certificate"
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What one evaluation found within a box.
+
+    names: of what may have decided a row.  verdict: ``(n,)`` int64, an index of names; -1 if the row stands.
+    distance: ``(n,)`` int64, units changed; 0 if misclassified from the start, -1 if the row stands.
+    """
+
+    beta: float
+    names: tuple[str, ...]
+    verdict: Tensor
+    distance: Tensor
+
+    @classmethod
+    def certificate(cls, beta: float, radii: Tensor) -> Verdicts:
+        """A proof that no error within the box is nearer than the radius; distance holds the radii."""
+        return cls(beta, (CERTIFICATE,), torch.full_like(radii, -1), radii)
+
+    @classmethod
+    def nothing(cls, n: int) -> Verdicts:
+        """That n rows were looked at, without a verdict on any."""
+        return cls(0.0, (), torch.full((n,), -1), torch.full((n,), -1))
+
+    @property
+    def proves(self) -> bool:
+        """Whether it is a certificate."""
+        return self.names == (CERTIFICATE,)
+
+    def check(self, other: Verdicts) -> None:
+        """Raises ValueError if one is a certificate and the other an error that it excludes: one of them is wrong."""
+        if other.proves and not self.proves:
+            other.check(self)
+        if not self.proves or other.proves or other.beta > self.beta:
+            return
+        n = min(len(self.verdict), len(other.verdict))
+        broken = (other.verdict[:n] >= 0) & (other.distance[:n] <= self.distance[:n])
+        if bool(broken.any()):
+            row = int(broken.nonzero()[0])
+            raise ValueError(
+                f"row {row} is certified for {int(self.distance[row])} changes, and "
+                f"{other.names[int(other.verdict[row])]} broke it with {int(other.distance[row])}: a bug in one of them"
+            )
+
+
+def decided(evidence: Sequence[Verdicts], n: int, budget: int) -> dict[str, int]:
+    """How many of the first n rows each attack broke within the budget; a row counts for its nearest error."""
+    nearest, by = torch.full((n,), torch.iinfo(torch.int64).max), torch.full((n,), -1)
+    indices: dict[str, int] = {}
+    for one in evidence:
+        if one.proves:
+            continue
+        own = torch.tensor([indices.setdefault(name, len(indices)) for name in one.names], dtype=torch.int64)
+        verdict, distance = one.verdict[:n], one.distance[:n]
+        nearer = ((verdict >= 0) & (distance < nearest[: len(distance)])).nonzero().squeeze(1)
+        nearest[nearer], by[nearer] = distance[nearer], own[verdict[nearer]]
+    counts = torch.bincount(by[nearest <= budget], minlength=len(indices)).tolist()
+    return dict(zip(indices, counts, strict=True))
+
+
+def proven(evidence: Sequence[Verdicts], n: int, budget: int, beta: float) -> int | None:
+    """For how many of the first n rows a certificate excludes errors; None if none covers the box and all rows."""
+    radii = [one.distance[:n] for one in evidence if one.proves and one.beta >= beta and len(one.distance) >= n]
+    return max((int((radius >= budget).sum()) for radius in radii), default=None)
+
+
+def save(path: Path, weights: str, boxes: Sequence[Verdicts]) -> None:
+    """Writes what was found with these weights, box by box; all have the same rows and names."""
+    path.parent.mkdir(exist_ok=True)
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        allow_pickle=False,
+        weights=np.array(weights),
+        names=np.array(json.dumps(boxes[0].names)),
+        beta=np.array([one.beta for one in boxes]),
+        verdict=np.stack([one.verdict.numpy().astype(np.int16) for one in boxes]),
+        distance=np.stack([one.distance.numpy().astype(np.int32) for one in boxes]),
+    )
+    write_whole(path, file.getvalue())
+
+
+def load(path: Path, weights: str) -> list[Verdicts] | None:
+    """What `save` wrote; None if it is not there, not whole, or of other weights: then it must be measured again."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if str(file["weights"]) != weights:
+                return None
+            names = tuple(json.loads(str(file["names"])))
+            verdict, distance = (torch.from_numpy(file[key].astype(np.int64)) for key in ("verdict", "distance"))
+            boxes = zip(file["beta"].tolist(), verdict, distance, strict=True)
+            return [Verdicts(beta, names, *both) for beta, *both in boxes]
+    except (FileNotFoundError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
