@@ -1,7 +1,8 @@
-"""What each process of a team does in `test_parallel`: ``parallel_worker.py RANKS JOB FOLDER [JOB FOLDER ...]``.
+"""What each process of a team does in `test_parallel`.
 
-A start takes longer than most jobs, so one does several. RANKS is 0 where torchrun has started them. Or, with the words
-of a command: ``parallel_worker.py command WORDS``.
+``parallel_worker.py fork '[[RANKS, WORDS], ...]'`` forks the ranks of one run after the other, as torchrun would start
+them: imports, which take longer than most jobs, are done once. It prints what the runs returned and wrote.
+``parallel_worker.py WORDS`` is one process. WORDS are ``JOB FOLDER [JOB FOLDER ...]`` or those of an ``ell0`` command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
+import tempfile
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +28,11 @@ from torch import nn
 from ell0 import L0Ball, data, evaluate, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Objective
-from ell0.cli import _attack, main
+from ell0.cli import main
 from ell0.common import Progress, Step, silent
 from ell0.evaluation import Evaluation
-from ell0.evaluation.state import AttackedRows
 from ell0.nn import TruncatedLinear
 from ell0.parallel import ALONE, Team, _Ranks, together
-from ell0.recipe import running
 from ell0.train import TrainConfig, Training
 from ell0.train.folder import TrainingFolder
 from ell0.train.stepper import Stepper
@@ -172,9 +174,10 @@ def _sharded(folder: Path, team: Team) -> None:
     assert isinstance(team, _Ranks)
     parts = _Ranks(team._fabric, sharded=True)
     told: dict[str, Any] = {}
-    for name, config in SHARDED.items():
+    # Four ranks have fewer rows of a weight than ranks, whatever is trained.
+    for name, config in SHARDED.items() if team.size == 2 else [("adam", SHARDED["adam"])]:
         told[name] = {"sharded": numbers(narrowly(config, parts)), "whole": numbers(narrowly(config, team))}
-    for name, objective in OBJECTIVES.items():
+    for name, objective in OBJECTIVES.items() if team.size == 2 else ():
         told[name] = {"sharded": numbers(taught(parts, objective)), "whole": numbers(taught(team, objective))}
     for home, its in (("whole", team), ("sharded", parts)):
         narrowly(SHARDED["adam"], its, folder / home, stop=True)
@@ -192,6 +195,13 @@ def _sharded(folder: Path, team: Team) -> None:
     (folder / f"sharded{team.rank}.json").write_text(json.dumps({"told": told, "sizes": sizes}))
 
 
+def _resumed(folder: Path, team: Team) -> None:
+    """`_all` in a copy of a folder in which a run was killed."""
+    again = Path(f"{folder}-resumed")
+    team.once(lambda: shutil.copytree(folder, again) and None)
+    _all(again, team)
+
+
 def _killed_in_training(folder: Path, team: Team) -> None:
     def progress(step: Step) -> None:
         if team.rank == 1 and step.what == "epoch" and step.done == 5:
@@ -201,43 +211,85 @@ def _killed_in_training(folder: Path, team: Team) -> None:
 
 
 def _killed_in_evaluation(folder: Path, team: Team) -> None:
-    honest, calls = AttackedRows.of, 0
+    """Rank 1 is killed once the state has been written."""
+    model, state = network(), folder / "state.npz"
 
-    def killed(*given: Any) -> AttackedRows:
-        nonlocal calls
-        calls += 1
-        if team.rank == 1 and calls == 3:
+    def kill(*_: object) -> None:
+        if team.rank == 1 and state.exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return honest(*given)
 
-    with patch.object(AttackedRows, "of", killed):
-        judged(network(), folder / "state.npz", team)
-
-
-def _raises_on_rank_1(words: list[str]) -> int:
-    """The command line, with data that only rank 1 cannot read."""
-    if os.environ.get("LOCAL_RANK") != "1":
-        return main(words)
-    error = FileNotFoundError("tiny.npz is not on this machine")
-    with patch.object(running, "read_splits", side_effect=error), patch.object(_attack, "load_rows", side_effect=error):
-        return main(words)
+    model.register_forward_pre_hook(kill)
+    judged(model, state, team)
 
 
 JOBS = {
     "all": _all,
     "sharded": _sharded,
+    "resumed": _resumed,
     "killed-in-training": _killed_in_training,
     "killed-in-sharded-training": _killed_in_training,
     "killed-in-evaluation": _killed_in_evaluation,
 }
 
+
+def work(words: list[str]) -> int:
+    if words[0] == "elsewhere-on-rank-1":
+        if os.environ.get("LOCAL_RANK") == "1":
+            os.chdir("/")
+        return main(words[1:])
+    if words[0] not in JOBS:
+        return main(words)
+    launched = None if "LOCAL_WORLD_SIZE" in os.environ else 2
+    with together(launched, device="cpu", sharded=words[0] == "killed-in-sharded-training") as team:
+        for job, folder in zip(words[::2], words[1::2], strict=True):
+            JOBS[job](Path(folder), team)
+    return 0
+
+
+def forked(ranks: int, words: list[str]) -> dict[str, Any]:
+    """Exit codes and output of a run in forked processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "forked"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    children = []
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        for rank in range(ranks):
+            children.append(os.fork())
+            if not children[-1]:
+                os.environ |= {key: str(value) for key, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                os._exit(_exit_code(words))
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return {"codes": codes, "out": texts[0], "err": texts[1]}
+
+
+def _exit_code(words: list[str]) -> int:
+    try:
+        return work(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.disable()  # it takes half a second of what Fabric imports
-    ranks, *words = sys.argv[1:]
-    if ranks in ("command", "raises"):
-        raise SystemExit(main(words) if ranks == "command" else _raises_on_rank_1(words))
-    jobs = list(zip(words[::2], map(Path, words[1::2]), strict=True))
-    with together(int(ranks) or None, device="cpu", sharded=words[0] == "killed-in-sharded-training") as its:
-        for job, folder in jobs:
-            JOBS[job](folder, its)
+    if sys.argv[1] != "fork":
+        raise SystemExit(work(sys.argv[1:]))
+    import lightning_fabric  # noqa: F401
+    import torch.distributed.fsdp
+
+    data.load("digits", "train")  # imports scikit-learn
+    print(json.dumps([forked(ranks, words) for ranks, words in json.loads(sys.argv[2])]))

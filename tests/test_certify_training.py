@@ -19,8 +19,9 @@ from ell0 import L0Ball, certify
 from ell0.certify.lower_bounds import Method
 from ell0.certify.network import Network
 from ell0.certify.reachable import Reachable
+from ell0.common import Step
 from ell0.nn import ClippedLinear, InputClamp, TruncatedLinear
-from ell0.train import Epoch, TrainConfig, fit
+from ell0.train import TrainConfig, fit
 
 
 @few
@@ -253,8 +254,8 @@ def test_training_on_the_bound_resumes_and_knows_its_objective(tmp_path: Path) -
     objective, whole, killed = certify.Objective(2, ramp=0.5), small(), small()
     fit(whole, (x, y), config, objective=objective)
 
-    def stop(stage: object) -> None:
-        if isinstance(stage, Epoch) and stage.epoch == 1:
+    def stop(step: Step) -> None:
+        if step.done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Several ranks do what one does: as threads for every property, as processes for the launchers and for a kill."""
+"""Several ranks do what one does: threads for the properties, processes for launchers, gradients and kills."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -36,10 +36,11 @@ from ell0.results import Results
 from ell0.train.appended import AppendedRows, TrainingSet, search
 from ell0.train.folder import TrainingFolder
 from ell0.train.stepper import layer_names
+from small_training import read_log
+from tiny_recipe import write_recipe
 
 T = TypeVar("T")
-WORKER = Path(worker.__file__)
-STARTS = ThreadPoolExecutor(2)  # the processes of a team start one after the other, so that it takes two for two cores
+STARTS = ThreadPoolExecutor(2)
 
 
 class Thread(Team):
@@ -325,10 +326,44 @@ def environment() -> dict[str, str]:
 
 
 def start(*words: object, torchrun: int = 0) -> subprocess.CompletedProcess[str]:
-    """Has a worker do its jobs to the end."""
+    """Runs a worker to its end."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun)] if torchrun else []
-    command = [sys.executable, *launcher, str(WORKER), *map(str, words)]
+    command = [sys.executable, *launcher, worker.__file__, *map(str, words)]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def killed_in_evaluation(folder: Path) -> Future[subprocess.CompletedProcess[str]]:
+    """Two processes that Fabric starts, one of which is killed."""
+    return STARTS.submit(start, "killed-in-evaluation", folder)
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path, whole: Path, killed_in_evaluation: object) -> dict[str, dict[str, Any]]:  # noqa: ARG001
+    """Exit codes and output of runs in forked processes, by the name of their folder."""
+    tiny = write_recipe(folder)
+    options = ["--device", "cpu", "--devices", "2"]
+    words: dict[str, tuple[int, list[str]]] = {
+        "killed": (2, ["killed-in-training", f"{folder}/killed"]),
+        "killed-sharded": (2, ["killed-in-sharded-training", f"{folder}/killed-sharded"]),
+        "two": (2, ["all", f"{folder}/two", "sharded", f"{folder}/two", "resumed", f"{folder}/killed"]),
+        "four": (4, ["all", f"{folder}/four", "sharded", f"{folder}/four"]),
+        "run": (2, ["elsewhere-on-rank-1", "run", tiny.name, "--out", f"{folder}/run", *options]),
+        "attack": (2, ["elsewhere-on-rank-1", "attack", str(whole / "f2"), "--data", rows_of(tiny).name, *options]),
+    }
+    for name in words:
+        (folder / name).mkdir(exist_ok=True)
+    forks = subprocess.run(
+        [sys.executable, worker.__file__, "fork", json.dumps(list(words.values()))],
+        env=environment(), cwd=folder, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    assert forks.returncode == 0, forks.stderr
+    return dict(zip(words, json.loads(forks.stdout), strict=True))
 
 
 def told(folder: Path, ranks: int, name: str = "rank") -> list[dict[str, Any]]:
@@ -342,57 +377,19 @@ def alone() -> float:
     return worker.accuracy(worker.trained(None))
 
 
-def logged(folder: Path) -> list[str]:
-    log = folder / "f4" / "log.jsonl"
-    return log.read_text().splitlines() if log.exists() else []
+RANKS = pytest.mark.parametrize(("name", "ranks"), [("two", 2), ("four", 4)])
 
 
-class Killed(NamedTuple):
-    folder: Path
-    returncode: int
-    seconds: float
-    log: list[str]
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Killed]]:
-    """What two processes leave, of which one is killed in training, in sharded training and in an evaluation."""
-
-    def left(job: str, folder: Path) -> Killed:
-        begun = time.monotonic()
-        run = start(2, job, folder)
-        return Killed(folder, run.returncode, time.monotonic() - begun, logged(folder))
-
-    jobs = ("killed-in-training", "killed-in-sharded-training", "killed-in-evaluation")
-    return {job: STARTS.submit(left, job, tmp_path_factory.mktemp(job)) for job in jobs}
-
-
-@pytest.fixture(scope="module")
-def two(killed: dict[str, Future[Killed]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes that we started left, which have also gone on where one was killed in training."""
-    folder = tmp_path_factory.mktemp("two")
-    run = start(2, "all", folder, "sharded", folder, "all", killed["killed-in-training"].result().folder)
-    assert run.returncode == 0, run.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four processes that torchrun started left."""
-    folder = tmp_path_factory.mktemp("four")
-    run = start(0, "all", folder, "sharded", folder, torchrun=4)
-    assert run.returncode == 0, run.stderr
-    return folder
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_train_and_judge_as_one(ranks: int, alone: float, request: pytest.FixtureRequest) -> None:
-    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
-    all_ = told(folder, ranks)
+@RANKS
+def test_processes_train_and_judge_as_one(
+    name: str, ranks: int, alone: float, folder: Path, runs: dict[str, dict[str, Any]]
+) -> None:
+    assert runs[name]["codes"] == [0] * ranks, runs[name]["err"]
+    all_ = told(folder / name, ranks)
     assert all(one == all_[0] for one in all_)
     assert abs(all_[0]["accuracy"] - alone) <= 0.01
     model = worker.network()
-    train.load_checkpoint(folder / "f4").into(model)
+    train.load_checkpoint(folder / name / "f4").into(model)
     assert worker.weights(model) == all_[0]["weights"]
     assert all_[0]["found"] == worker.found(worker.judged(model.eval(), None, batch=1000))
     epoch, training = worker.one_epoch()
@@ -401,94 +398,97 @@ def test_processes_train_and_judge_as_one(ranks: int, alone: float, request: pyt
         torch.testing.assert_close(torch.tensor(its), mine.flatten(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_sharded_training_is_that_of_whole_weights(ranks: int, request: pytest.FixtureRequest) -> None:
-    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
-    found, *others = (one["told"] for one in told(folder, ranks, "sharded"))
+@RANKS
+@pytest.mark.usefixtures("runs")
+def test_sharded_training_is_that_of_whole_weights(name: str, ranks: int, folder: Path) -> None:
+    ranks_told = told(folder / name, ranks, "sharded")
+    found, *others = (one["told"] for one in ranks_told)
     assert all(other == found for other in others)
     begun = worker.numbers(worker.narrow())
     # Adam takes whole steps for gradients that are nothing but rounding, of which there are some.
-    for name, tolerance in {"sgd": 1e-6, "adam": 1e-4, "bf16": 1e-3, "objective": 1e-6, "trades": 1e-6}.items():
-        for part, whole in zip(found[name]["sharded"], found[name]["whole"], strict=True):
-            torch.testing.assert_close(torch.tensor(part), torch.tensor(whole), rtol=1e-5, atol=tolerance)
-        assert found[name]["sharded"][0] != begun[0]
+    tolerances = {"adam": 1e-4, "sgd": 1e-6, "bf16": 1e-3, "objective": 1e-6, "trades": 1e-6}
+    assert found.keys() == ({*tolerances, "resumed"} if ranks == 2 else {"adam", "resumed"})
+    for kind in found.keys() - {"resumed"}:
+        for part, whole in zip(found[kind]["sharded"], found[kind]["whole"], strict=True):
+            torch.testing.assert_close(torch.tensor(part), torch.tensor(whole), rtol=1e-5, atol=tolerances[kind])
+        assert found[kind]["sharded"][0] != begun[0]
     assert found["resumed"] == found["adam"]["sharded"]
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_sharded_rank_keeps_its_part(ranks: int, request: pytest.FixtureRequest) -> None:
-    folder: Path = request.getfixturevalue({2: "two", 4: "four"}[ranks])
-    parts = [one["sizes"] for one in told(folder, ranks, "sharded")]
     shapes = [parameter.shape for parameter in worker.narrow().parameters() if parameter.requires_grad]
     for kind, copies in (("weights", 1), ("gradients", 1), ("state", 2)):
-        held = [part[kind] for part in parts]
+        held = [one["sizes"][kind] for one in ranks_told]
         assert sum(held) == copies * sum(shape.numel() for shape in shapes)
         # A rank has whole rows of a weight, so its part may be larger by one of them.
         assert max(held) <= copies * sum(-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes)
 
 
-def test_a_sharded_training_goes_on_alone(two: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("runs")
+def test_a_sharded_training_goes_on_alone(folder: Path) -> None:
     """As one with whole weights that was stopped at the same epoch does."""
-    stopped = [train.load_checkpoint(two / name) for name in ("sharded", "whole")]
+    stopped = [train.load_checkpoint(folder / "two" / name) for name in ("sharded", "whole")]
     assert [one.about["epoch"] for one in stopped] == [2, 2]
     torch.testing.assert_close(stopped[0].state, stopped[1].state, rtol=1e-4, atol=1e-7)
-    ended = []
-    for name in ("sharded", "whole"):
-        folder = Path(shutil.copytree(two / name, tmp_path / name))
-        ended.append(worker.narrowly(worker.SHARDED["adam"], out=folder).state_dict())
+    ended = [
+        worker.narrowly(worker.SHARDED["adam"], out=folder / "two" / name).state_dict() for name in ("sharded", "whole")
+    ]
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)
     assert not torch.equal(ended[0]["4.weight"], stopped[0].tensors["4.weight"])
 
 
-def test_a_killed_rank_ends_the_run(killed: dict[str, Future[Killed]]) -> None:
-    for job, its in killed.items():
-        assert its.result().returncode != 0, job
-
-
-def test_a_rank_killed_in_training(killed: dict[str, Future[Killed]], two: Path) -> None:
-    its = killed["killed-in-training"].result()
-    assert 0 < len(its.log) < worker.CONFIG.epochs
-    assert told(its.folder, 2) == told(two, 2)
-
-
-def test_a_rank_killed_in_sharded_training(killed: dict[str, Future[Killed]], alone: float) -> None:
-    """One process, with whole weights, goes on."""
-    its = killed["killed-in-sharded-training"].result()
-    assert 0 < len(its.log) < worker.CONFIG.epochs
-    model = worker.trained(its.folder / "f4")
-    assert logged(its.folder)[:3] == its.log[:3]
+def test_a_rank_killed_in_training_ends_the_run(runs: dict[str, dict[str, Any]], folder: Path, alone: float) -> None:
+    """Which two processes resume, and where it was sharded one process with whole weights."""
+    logs = {}
+    for name in ("killed", "killed-sharded"):
+        first, second = runs[name]["codes"]
+        assert (first > 0, second) == (True, -signal.SIGKILL), name
+        assert "a process of this run has ended" in runs[name]["err"]
+        logs[name] = read_log(folder / name / "f4")
+        assert 0 < len(logs[name]) < worker.CONFIG.epochs
+    assert told(folder / "killed-resumed", 2) == told(folder / "two", 2)
+    model = worker.trained(folder / "killed-sharded" / "f4")
+    assert read_log(folder / "killed-sharded" / "f4")[:3] == logs["killed-sharded"][:3]
     assert abs(worker.accuracy(model) - alone) <= 0.01
 
 
-def test_a_rank_killed_in_evaluation(killed: dict[str, Future[Killed]]) -> None:
-    model, state = worker.network().eval(), killed["killed-in-evaluation"].result().folder / "state.npz"
+def test_a_rank_killed_in_evaluation_ends_the_run(
+    killed_in_evaluation: Future[subprocess.CompletedProcess[str]], folder: Path
+) -> None:
+    assert killed_in_evaluation.result().returncode != 0
+    model, state = worker.network().eval(), folder / "state.npz"
     assert state.exists()
-    resumed = worker.judged(model, state)
-    assert worker.found(resumed) == worker.found(worker.judged(model, None))
+    assert worker.found(worker.judged(model, state)) == worker.found(worker.judged(model, None))
+
+
+@pytest.mark.parametrize("name", ["run", "attack"])
+def test_what_one_rank_raises_is_told_by_rank_0(name: str, runs: dict[str, dict[str, Any]]) -> None:
+    assert runs[name]["codes"] == [1, 0]
+    (said,) = runs[name]["err"].splitlines()
+    assert said.startswith("ell0: ")
+    assert {"run": "tiny.toml", "attack": "rows.npz"}[name] in said
+    assert runs[name]["out"] == ""
 
 
 def figures(results: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in results["rows"]]
 
 
-def rows_of(tiny: Path) -> str:
+def rows_of(tiny: Path) -> Path:
     """The rows that the recipe measures, in a file such as commands take."""
     rows, path = np.load(tiny.parent / "tiny.npz"), tiny.parent / "rows.npz"
     np.savez(path, x=rows["x_test"], y=rows["y_test"])
-    return str(path)
+    return path
 
 
 def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one started by ell0, the other by torchrun."""
-    out, common = tiny.parent / "out.json", [str(whole / "f2"), "--data", rows_of(tiny), "--device", "cpu"]
+    out, common = tiny.parent / "out.json", [str(whole / "f2"), "--data", str(rows_of(tiny)), "--device", "cpu"]
     options = {
         "attack": "--beta 10 --queries 20 --steps 3 --rows 23 --fail-under 1",
         "certify": "--rows 23 --batch 5 --json --challenge --queries 5 --steps 2",
     }
     attack, certify = ([command, *common, *words.split()] for command, words in options.items())
     starts = [
-        STARTS.submit(start, "command", *attack, "--out", out, "--devices", 2),
-        STARTS.submit(start, "command", *certify, torchrun=2),
+        STARTS.submit(start, *attack, "--out", out, "--devices", 2),
+        STARTS.submit(start, *certify, torchrun=2),
     ]
     attacked, certified = (its.result() for its in starts)
     assert attacked.returncode == 3, attacked.stderr
@@ -502,14 +502,6 @@ def test_attack_and_certify_are_shared(tiny: Path, whole: Path, capsys: pytest.C
     assert certified.returncode == 0, certified.stderr
     assert main(certify) == 0
     assert figures(json.loads(certified.stdout)) == figures(json.loads(capsys.readouterr().out))
-
-
-def test_what_one_rank_raises_is_told_by_rank_0(tiny: Path, whole: Path) -> None:
-    commands = [["run", tiny, "--out", tiny.parent / "run"], ["attack", whole / "f2", "--data", rows_of(tiny)]]
-    for run in STARTS.map(lambda words: start("raises", *words, "--device", "cpu", "--devices", 2), commands):
-        assert run.returncode == 1
-        assert run.stderr == "ell0: tiny.npz is not on this machine\n"
-        assert run.stdout == ""
 
 
 def test_one_process_needs_no_fabric(

@@ -33,7 +33,7 @@ class TrainingFolder:
     made_from: what makes two trainings the same, see `made_from`.  card: for the checkpoint.
     """
 
-    def __init__(self, path: Path | str | None, made_from: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | str | None, made_from: Mapping[str, str], card: Mapping[str, Any]) -> None:
         self._path = None if path is None else _writable(Path(path))
         self._made_from, self._card = dict(made_from), dict(card)
         self._next = 0.0  # when the next checkpoint may be written
@@ -105,7 +105,7 @@ def made_from(
     config: TrainConfig,
     attack: BoundAttack | None,
     objective: TrainingObjective | None,
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """What makes two trainings the same, by name. Of the model its architecture: the checkpoint holds its weights."""
     found = {f"config.{name}": of_value(name, value) for name, value in asdict(config).items()}
     found["model"] = of_model(model, weights=False)
@@ -114,7 +114,9 @@ def made_from(
             found |= {f"{part} of {name}": of_value(part, value) for part, value in zip("xy", rows, strict=True)}
     if attack is not None:
         found["parameters of attack"] = of_attack("attack", attack)
-    return found if objective is None else found | {"objective": repr(objective)}
+    if objective is not None:
+        found["objective"] = f"{type(objective).__qualname__} {of_value('objective', objective)}"
+    return found
 
 
 def _writable(path: Path) -> Path:

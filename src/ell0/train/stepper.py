@@ -20,7 +20,7 @@ Equal ones compute the same."""
 
 
 class TrainingObjective(Protocol):
-    """What a model learns in each epoch; its ``repr`` holds all its settings.
+    """What a model learns in each epoch; a dataclass of its settings, so that a resumed training can compare them.
 
     With an attribute ``rounds = True`` it may be trained in bf16: its losses are then called under autocast.
     """
