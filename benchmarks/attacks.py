@@ -31,8 +31,8 @@ from torch.nn import functional as F
 from ell0 import data
 from ell0.attacks import ATTACKS, AttackResult, declared
 from ell0.common import check_count
-from ell0.evaluation import Share, cascade
-from ell0.results import Results
+from ell0.evaluation import cascade
+from ell0.results import Results, Share
 from ell0.threat import L0Ball
 from measure import Run, add_counts, main, options, timed
 
@@ -83,7 +83,7 @@ class Comparison:
     def add(self, accuracy: float, **what: Any) -> None:
         """A share of the images, with its interval."""
         n = len(self.x)
-        self.results.add(**self.what | what | Share(round(accuracy * n), n).record(), unit="accuracy")
+        self.results.add(Share(round(accuracy * n), n), **self.what | what, unit="accuracy")
 
     def add_standing(self, result: AttackResult, **what: Any) -> None:
         """The share of the images that an attack did not break."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf
-from typing import Any, Self
+from typing import Any
 
 import torch
 from hypothesis import settings
@@ -24,7 +25,7 @@ few = settings(max_examples=settings().max_examples // 8)
 
 
 @dataclass(frozen=True, eq=False)
-class AnyCase:
+class Case:
     """A small network, two rows of input and an attacker."""
 
     model: nn.Sequential
@@ -42,6 +43,10 @@ class AnyCase:
     def network(self) -> Network:
         return Network.read(self.model, self.x).double()
 
+    @property
+    def layer(self) -> nn.Linear:
+        return self.network.layer
+
     @cached_property
     def reach(self) -> Reachable:
         return Reachable.of(self.x, self.ball, self.network.rising)
@@ -49,22 +54,13 @@ class AnyCase:
     def budgets(self, *shape: int) -> Tensor:
         return torch.full((len(self.x), *shape), self.ball.budget)
 
-    def single(self) -> Self:
+    def single(self) -> Case:
         """The same in float32."""
         ball, model = self.ball, copy.deepcopy(self.model).float()
         assert isinstance(ball.low, Tensor)
         assert isinstance(ball.high, Tensor)
         ball = replace(ball, low=ball.low.float(), high=ball.high.float())
         return replace(self, model=model, x=self.x.float(), ball=ball)
-
-
-class Case(AnyCase):
-    """One whose network begins with a linear layer."""
-
-    @cached_property
-    def layer(self) -> nn.Linear:
-        assert isinstance(self.network.layer, nn.Linear)
-        return self.network.layer
 
 
 def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
@@ -103,13 +99,11 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "clipped", "de
     # By a power of two: float32 and float64 scale alike but for one rounding.
     rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
     depth = draw(st.integers(1, 3))
-    if depth == 1:
-        parts: list[nn.Module] = [layer(d, classes, *sizes, bias=draw(st.booleans()))]
-    else:
-        parts = [layer(d, hidden, *sizes, bias=draw(st.booleans())), nn.ReLU()]
-        if depth == 3:
-            parts += [nn.Linear(hidden, 3), *([nn.BatchNorm1d(3)] if draw(st.booleans()) else []), nn.ReLU()]
-        parts.append(nn.Linear(hidden if depth == 2 else 3, classes))
+    widths = (d, *(hidden, 3)[: depth - 1], classes)
+    parts: list[nn.Module] = [layer(d, widths[1], *sizes, bias=draw(st.booleans()))]
+    for before, after in pairwise(widths[1:]):
+        norm = [nn.BatchNorm1d(before)] if draw(st.integers(0, 3)) == 0 else []
+        parts += [*norm, nn.ReLU(), nn.Linear(before, after)]
     model = nn.Sequential(*rising, nn.Flatten(), *parts).double().eval()
     with torch.no_grad():
         for name, value in model.state_dict().items():
@@ -169,11 +163,12 @@ def least_margins(case: Case, points: Tensor, rows: Tensor) -> Tensor:
     return torch.stack([margins[rows == row].amin(0) for row in range(len(case.x))])
 
 
-def bound(case: AnyCase, method: Any) -> tuple[Tensor, Tensor]:
+def bound(case: Case, method: Any) -> tuple[Tensor, Tensor]:
     """Below the margins, and the slack for rounding: two ``(n, classes)``."""
-    goals = margin_goals(case.y, case.model(case.x).shape[1])
     with torch.no_grad():
-        return Bounder(case.network).at(case.reach, case.budgets(), goals, method)
+        goals = margin_goals(case.y, case.model(case.x).shape[1])
+        found, slack = Bounder(case.network).at(case.reach, case.budgets(1), goals, method)
+    return found.squeeze(1), slack.squeeze(1)
 
 
 def small(k: int = 3, classes: int = 3, **kwargs: Any) -> nn.Sequential:

@@ -119,15 +119,14 @@ def check_fit_with_and_without_graphs() -> None:
 
 
 def check_bounds() -> None:
-    """Training on the bound by intervals and by lines, behind a clamp, with and without graphs."""
+    """Training on the bound and on its quick version, behind a clamp, with and without graphs."""
     config = replace(CONFIG, optimizer="adam", rates=(0.001,), epochs=3)
-    methods: tuple[certify.Method, ...] = ("ibp", "best")
-    for method in methods:
+    for quick in (False, True):
         networks = []
         for graph in (False, True):
             torch.manual_seed(0)
             networks.append(nn.Sequential(InputClamp(), *models.mlp(0, hidden=(128,))).cuda())
-            objective = certify.Objective(3, method=method, ramp=0.7)
+            objective = certify.Objective(3, quick=quick, ramp=0.7)
             training = fit(networks[-1], rows(330), replace(config, graph=graph), objective=objective)
             assert training.epochs[-1].loss < 2.3
         close(networks[0], networks[1], most=1e-3)

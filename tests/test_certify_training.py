@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import combinations, product
+from math import inf
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from certify_cases import Case, attacks, bound, cases, data, few, layers, least_margins, numbers, small
 from ell0 import L0Ball, certify
-from ell0.certify.lower_bounds import Method
 from ell0.certify.network import Network
 from ell0.certify.reachable import Reachable
 from ell0.common import Step
 from ell0.nn import ClippedLinear, InputClamp, TruncatedLinear
+from ell0.threat import Unit
 from ell0.train import TrainConfig, fit
 
 
@@ -35,28 +37,6 @@ def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
         torch.testing.assert_close(found, sharp)
     else:
         assert (found <= sharp + 1e-9).all()
-
-
-def test_a_weight_of_0_has_a_gradient_on_lines() -> None:
-    (x, y), first = data(), ClippedLinear(12, 8, 0.3)
-    with torch.no_grad():
-        first.weight[2, 3] = 0.0
-    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
-    certify.margins(model, x, y, 2, method="best").sum().backward()
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-
-
-@few
-@given(cases())
-def test_margins_for_training_by_lines_are_those_of_the_certificate(case: Case) -> None:
-    truncates = isinstance(case.layer, TruncatedLinear) and case.layer.k > 0
-    for method in ("crown", "best"):
-        bound_of = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball, method=method)
-        if truncates and case.ball.budget:
-            with pytest.raises(ValueError, match='method must be "ibp" in training where the first layer truncates'):
-                bound_of()
-        elif not truncates:
-            torch.testing.assert_close(bound_of(), bound(case, method)[0])
 
 
 @layers
@@ -77,9 +57,7 @@ def test_quick_margins_hold_below_the_exact_ones_and_can_be_learnt_from(case: Ca
     found = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball)
     quick = found(quick=True)
     assert (quick <= found() + 1e-9).all()
-    # Lines from wider intervals need not be lower than others, but they hold as well.
-    reached = least_margins(case, *attacks(case, 40))
-    assert all((found(method=method, quick=True) <= reached + 1e-9).all() for method in get_args(Method))
+    assert (quick <= least_margins(case, *attacks(case, 40)) + 1e-9).all()
     quick.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in case.model.parameters())
 
@@ -126,10 +104,9 @@ def test_nothing_but_a_plain_layer_is_quick(first: nn.Module) -> None:
         certify.margins(nn.Sequential(first, nn.Flatten()), x, y, 1, quick=True)
 
 
-@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense", "clipped best", "dense crown"])
+@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "clipped", "dense"])
 def test_margins_have_gradients(kind: str) -> None:
     torch.manual_seed(2)
-    kind, _, method = kind.partition(" ") if kind[0] != "t" else (kind, "", "")
     first = {"clipped": ClippedLinear(5, 4, 0.4), "dense": nn.Linear(5, 4)}.get(kind, TruncatedLinear(5, 4, 1))
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
     x, y = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 2, 1])
@@ -143,33 +120,23 @@ def test_margins_have_gradients(kind: str) -> None:
             part = twin[int(owner)]
             delattr(part, leaf)
             setattr(part, leaf, value)
-        budget: int = 2 if kind == "truncated in a box" else 1
-        return certify.margins(twin, x, y, budget, ball, method=cast(Method, method or "ibp"))
+        return certify.margins(twin, x, y, 2 if kind == "truncated in a box" else 1, ball)
 
     assert torch.autograd.gradcheck(margins, tuple(p.detach().clone().requires_grad_() for p in model.parameters()))
 
 
-def test_training_on_the_bound_certifies() -> None:
+@pytest.mark.parametrize(("clamped", "words"), [(False, {"mix": 0.7}), (True, {}), (True, {"quick": True})], ids=str)
+def test_training_on_the_bound_certifies(clamped: bool, words: dict[str, Any]) -> None:
     (x, y), model = data(60), small()
-    before = certify.accuracy(model, x, y, [1])[1]
+    if clamped:
+        model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    before = certify.accuracy(model.eval(), x, y, [1])[1]
     config = TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
-    training = fit(model, (x, y), config, objective=certify.Objective(1, mix=0.7, ramp=0.5))
+    training = fit(model, (x, y), config, objective=certify.Objective(1, ramp=0.5, **words))
     after = certify.accuracy(model.eval(), x, y, [1])[1]
     assert after > before + 0.3
     # What counts as right is what the bound proves: at the end nearly the certified accuracy, never the clean one.
     assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.1)
-
-
-@pytest.mark.parametrize("words", [{"method": "best"}, {"quick": True}], ids=str)
-def test_training_behind_a_clamp_certifies(words: dict[str, Any]) -> None:
-    (x, y), config = data(60), TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
-    torch.manual_seed(0)
-    model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
-    before = certify.accuracy(model.eval(), x, y, [1])[1]
-    training = fit(model, (x, y), config, objective=certify.Objective(1, ramp=0.5, **words))
-    after = certify.accuracy(model.eval(), x, y, [1])[1]
-    assert after > before + 0.3
-    assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.05)
 
 
 def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
@@ -178,19 +145,19 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     assert certify.Objective(5, ramp=0).at(0, 8).budget == 5
     assert [certify.Objective(5, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [5, 5, 5]
     assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
-    (x, y), model = data(), small()
-    bound = certify.Objective(2, ramp=0).at(0, 1)
-    scores, worst = bound(model, x, y)
+    (x, y), model, cross_entropy = data(), small(), nn.functional.cross_entropy
+    scores, worst = certify.Objective(2, ramp=0).at(0, 1)(model, x, y)
     assert torch.equal(scores, -certify.margins(model, x, y, 2))
-    clean = nn.functional.cross_entropy(model(x), y)
-    torch.testing.assert_close(worst, nn.functional.cross_entropy(scores, y))
+    torch.testing.assert_close(worst, cross_entropy(scores, y))
     mixed = certify.Objective(2, mix=0.25, ramp=0).at(0, 1)(model, x, y)[1]
-    torch.testing.assert_close(mixed, 0.75 * clean + 0.25 * worst)
-    assert worst > clean
-    plain = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 3))
-    scores, _ = certify.Objective(2, ramp=0, quick=True).at(0, 1)(plain, x, y)
-    assert torch.equal(scores, -certify.margins(plain, x, y, 2, quick=True))
-    assert not torch.equal(scores, -certify.margins(plain, x, y, 2))
+    torch.testing.assert_close(mixed, 0.75 * cross_entropy(model(x), y) + 0.25 * worst)
+    plain, images = nn.Sequential(InputClamp(-1, 1), nn.Flatten(), nn.Linear(12, 3)), x.view(-1, 3, 2, 2)
+    found = {}
+    for unit, quick in product(get_args(Unit), (False, True)):
+        found[unit, quick], _ = certify.Objective(2, ramp=0, unit=unit, quick=quick).at(0, 1)(plain, images, y)
+        margins = certify.margins(plain, images, y, 2, L0Ball(0, unit, -inf, inf), quick=quick)
+        assert torch.equal(found[unit, quick], -margins)
+    assert all(not torch.equal(a, b) for a, b in combinations(found.values(), 2))
 
 
 class Watch(TorchDispatchMode):
@@ -206,20 +173,16 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", ["ibp", "best"])
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
-def test_a_step_on_the_bound_asks_the_host_for_nothing(method: Any, unit: Any) -> None:
+def test_a_step_on_the_bound_asks_the_host_for_nothing(unit: Any) -> None:
     torch.manual_seed(0)
     x, y = torch.rand(4, 3, 4, 4), torch.arange(4)
     flat = nn.Sequential(InputClamp(0, 1), nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4))
     trimmed = nn.Sequential(nn.Flatten(), TruncatedLinear(48, 8, 9), nn.ReLU(), nn.Linear(8, 4))
-    for model in (flat, trimmed) if method == "ibp" else (flat,):
+    for model, quick in ((flat, False), (flat, True), (trimmed, False)):
         with Watch() as watch:
-            certify.Objective(2, ramp=0, method=method, unit=unit).at(0, 1)(model, x, y)[1].backward()
+            certify.Objective(2, ramp=0, unit=unit, quick=quick).at(0, 1)(model, x, y)[1].backward()
         assert not watch.seen
-    with Watch() as watch:
-        certify.Objective(2, ramp=0, method=method, unit=unit, quick=True).at(0, 1)(flat, x, y)[1].backward()
-    assert not watch.seen
     with Watch() as watch:
         bool(torch.tensor(1.0) > x[0, 0, 0, 0])
     assert watch.seen
@@ -255,7 +218,7 @@ def test_training_on_the_bound_resumes_and_knows_its_objective(tmp_path: Path) -
     fit(whole, (x, y), config, objective=objective)
 
     def stop(step: Step) -> None:
-        if step.done == 2:
+        if step.what == "epoch" and step.done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

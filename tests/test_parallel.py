@@ -28,7 +28,7 @@ import parallel_worker as worker
 from ell0 import L0Ball, evaluate, parallel, recipe, train
 from ell0.attacks import sparse_rs
 from ell0.cli import main
-from ell0.cli._model import check_ranks
+from ell0.cli.model import check_ranks
 from ell0.evaluation import flags as flags_room
 from ell0.evaluation.state import State
 from ell0.parallel import ALONE, Team

@@ -16,7 +16,7 @@ import torch
 from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.certify.network_bounds import NetworkBounds
 from ell0.cli import main
-from ell0.cli._certify import _broken
+from ell0.cli.certify import _broken
 from ell0.recipe.verdicts import Verdicts, decided, proven
 from ell0.report._parts import certified_part, other_units_part
 from ell0.results import Measurement, Results, Row

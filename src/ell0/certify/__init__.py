@@ -1,12 +1,12 @@
 """Proven robustness: bounds on what changed inputs can do to a network, certified radius and accuracy, and a loss."""
 
 from .ablation import RandomisedAblation, VotePrecision
-from .certifier import Certifier, accuracy, certifier, limit, radius
+from .certificates import accuracy, bounds, certifier, limit, margins, radius
+from .certifier import Certifier
 from .challenge import Challenge, challenge
 from .lower_bounds import Method
-from .network_bounds import bounds, margins
 from .objective import Objective
-from .partition import PartitionEnsemble, PixelSplit, VoteRule
+from .partition import PartitionEnsemble
 from .radii import rows
 
 __all__ = [
@@ -15,10 +15,8 @@ __all__ = [
     "Method",
     "Objective",
     "PartitionEnsemble",
-    "PixelSplit",
     "RandomisedAblation",
     "VotePrecision",
-    "VoteRule",
     "accuracy",
     "bounds",
     "certifier",

@@ -14,25 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.draws import Draws
-from ..common import Progress, Step, check_count, silent
+from ..common import check_count
 from ..nn import folded
-from ..threat import L0Ball, describe
-from .network_bounds import check_labels
-from .votes import check_rows, tally
+from ..threat import L0Ball
+from .certifier import Certifier, Preparation
+from .partition import check_votes, tally
 
 VotePrecision = Literal["fp32", "bf16"]
 
 BATCH = {"cpu": 512, "cuda": 16384}
-"""Ablated copies that the base sees at a time in `RandomisedAblation.radius`, by device."""
-
-PREDICTED = 4096
-"""Ablated copies that the base sees at a time in a forward pass."""
+"""Ablated copies that the base sees at a time while rows are certified, by device; 4,096 in a forward pass."""
 
 ROUNDING = 1e-9
 """Relative error that a tail summed in float64 may have, with room to spare; at 10,000 samples it is below 1e-10."""
 
 
-class RandomisedAblation(nn.Module):
+class RandomisedAblation(nn.Module, Certifier):
     """A classifier that answers by the majority over copies of its input of which ``keep`` random pixels are seen.
 
         g(x) = argmax over c of P(f(x seen at S) = c),  S uniform among the sets of keep pixels
@@ -45,6 +42,10 @@ class RandomisedAblation(nn.Module):
     In training mode the result is that of ``base`` on one ablated copy of each row, drawn anew in every call from
     torch's own generator, as dropout does: `ell0.train.fit` trains it as any other. In eval mode it is the votes of
     ``selection`` copies, ``(n, classes)``, the same pixels seen in every row, so that rows do not depend on the batch.
+
+    A radius counts pixels and holds for any value, with probability ``confidence`` over the draws, by the lower bound
+    of Clopper and Pearson. It is -1 where the copies that choose give another class, or those that estimate leave its
+    probability at 1/2 or below (abstained). ``batch`` counts copies.
 
     Args:
         base: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
@@ -67,95 +68,53 @@ class RandomisedAblation(nn.Module):
         precision: VotePrecision = "fp32",
     ) -> None:
         super().__init__()
-        for name, value in (("keep", keep), ("selection", selection), ("samples", samples)):
-            check_count(name, value)
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
         if precision not in get_args(VotePrecision):
             raise ValueError(f'precision must be "fp32" or "bf16", got {precision!r}')
-        self.base = base
-        self.keep, self.selection, self.samples = keep, selection, samples
-        self.confidence, self.precision = confidence, precision
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes of ``base`` for one certified answer."""
-        return self.selection + self.samples
+        self.base, self.keep = base, check_count("keep", keep)
+        self.selection, self.samples = check_count("selection", selection), check_count("samples", samples)
+        self.confidence, self.precision, self.forwards = confidence, precision, selection + samples
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)`` or ``(n, d)``; result: ``(n, classes)``."""
         if self.training:
-            noise = torch.rand(len(x), self._check_keep(x), device=x.device)
+            noise = torch.rand(len(x), self._pixels(x), device=x.device)
             return _logits(self.base, _channels(x), smallest(noise, self.keep).unsqueeze(0))
         alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), PREDICTED).to(x.dtype)
+        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), 4096).to(x.dtype)
 
-    def check(self, x: Tensor, ball: L0Ball) -> None:
-        """Raises ValueError or RuntimeError if these rows cannot be certified, counted in units of the ball."""
-        check_rows(self, x, ball)
-        self._classes(x)
-
-    def limit(self, x: Tensor, ball: L0Ball | None = None) -> int:  # noqa: ARG002
+    def limit(self, x: Tensor, ball: L0Ball) -> int:  # noqa: ARG002
         """The radius of a row for whose label all samples vote."""
         return max(0, int((self._needed(x) <= self.samples).sum()) - 1)
 
-    def radius(
-        self,
-        x: Tensor,
-        y: Tensor,
-        ball: L0Ball | None = None,
-        *,
-        max_budget: int | None = None,
-        rows: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        batch: int | None = None,
-        progress: Progress = silent,
-    ) -> Tensor:
-        """The certified radius of each row: pixels that may change to any value while the answer stays y.
+    def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
+        check_votes(self, x, ball)
+        copies = check_count("batch", BATCH.get(x.device.type, 512) if batch is None else batch)
+        needed = self._needed(x)
 
-        Result ``(n,)`` int64, -1 where the copies that choose give another class, or those that estimate leave its
-        probability at 1/2 or below (abstained). A radius holds with probability ``confidence`` over the draws, by the
-        lower bound of Clopper and Pearson.
+        def radii(at: Tensor, y: Tensor) -> Tensor:
+            found = torch.full_like(at, -1)
+            right = (self._votes(x[at], draws, at, range(self.selection), copies).argmax(1) == y).nonzero().squeeze(1)
+            if len(right):
+                estimate = range(self.selection, self.selection + self.samples)
+                votes = self._votes(x[at[right]], draws, at[right], estimate, copies)
+                count = votes.gather(1, y[right].unsqueeze(1)).squeeze(1)
+                found[right] = torch.searchsorted(needed, count, right=True) - 1
+            return found
 
-        Args:
-            ball: its unit must be "pixel" for images with several channels; the radius holds for every box.
-            max_budget: the largest radius given.
-            rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default; the result of a row does not depend on the
-                rows beside it.  generator: gives the key of all draws.
-            batch: ablated copies at a time, by default 512, on a GPU 16,384.
-        """
-        check_rows(self, x, ball)
-        batch = check_count("batch", BATCH.get(x.device.type, 512) if batch is None else batch)
-        every = torch.arange(len(x), device=x.device)
-        rows = every if rows is None else rows
-        if rows.shape != every.shape or rows.dtype != every.dtype or rows.device != every.device:
-            raise ValueError(f"rows must be int64 of shape ({len(x)},) on {x.device}, got {describe(rows)}")
-        draws, select = Draws(generator, rows), range(self.selection)
-        needed = self._needed(x)[: None if max_budget is None else max_budget + 1]
-        result = torch.full_like(every, -1)
-        check_labels(x, y, self._classes(x))
-        with torch.no_grad():
-            for at in every.split(batch):
-                right = at[self._votes(x[at], draws, at, select, batch).argmax(1) == y[at]]
-                if len(right):
-                    votes = self._votes(x[right], draws, right, range(self.selection, self.forwards), batch)
-                    count = votes.gather(1, y[right].unsqueeze(1)).squeeze(1)
-                    result[right] = torch.searchsorted(needed, count, right=True) - 1
-                progress(Step("rows certified", int(at[-1]) + 1, len(x)))
-        return result
-
-    def _needed(self, x: Tensor) -> Tensor:
-        return votes_needed(self._check_keep(x), self.keep, self.samples, self.confidence).to(x.device)
-
-    def _classes(self, x: Tensor) -> int:
-        """The number of classes, from one copy of one row."""
         first = torch.zeros(1, dtype=torch.int64, device=x.device)
         with torch.no_grad():
-            return self._votes(x[:1], Draws(None, first), first, range(1), 1).shape[1]
+            classes = self._votes(x[:1], draws, first, range(1), copies).shape[1]
+        return Preparation(classes, copies, radii)
+
+    def _needed(self, x: Tensor) -> Tensor:
+        assert self.confidence is not None
+        return votes_needed(self._pixels(x), self.keep, self.samples, self.confidence).to(x.device)
 
     def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
         """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
-        units, channels, step = self._check_keep(x), _channels(x), max(1, batch // len(x))
+        units, channels, step = self._pixels(x), _channels(x), max(1, batch // len(x))
         # On a GPU alone, where it is faster: elsewhere the answer is that of the very base.
         base = folded(self.base) if x.is_cuda else self.base
 
@@ -168,7 +127,7 @@ class RandomisedAblation(nn.Module):
 
         return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
 
-    def _check_keep(self, x: Tensor) -> int:
+    def _pixels(self, x: Tensor) -> int:
         """The number of pixels of x; raises ValueError if there are fewer than ``keep``."""
         units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]
         if self.keep > units:
@@ -176,8 +135,8 @@ class RandomisedAblation(nn.Module):
         return units
 
     def extra_repr(self) -> str:
-        words = f"keep={self.keep}, selection={self.selection}, samples={self.samples}, confidence={self.confidence}"
-        return f"{words}, precision={self.precision!r}"
+        names = ("keep", "selection", "samples", "confidence", "precision")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def changed_share(units: int, keep: int, budget: int) -> Fraction:

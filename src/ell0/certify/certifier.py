@@ -1,42 +1,60 @@
-"""One protocol for everything that certifies, and the functions that ask it."""
+"""What certifies: one base class for bounds and votes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..common import Progress, silent
-from ..evaluation import Share
-from ..threat import L0Ball
-from .lower_bounds import Method
-from .network_bounds import ANY_VALUE, NetworkBounds
-from .radii import check_budgets, shares
+from ..attacks.draws import Draws
+from ..common import Progress, Step, silent
+from ..precision import dense_products
+from ..threat import L0Ball, describe
+
+ANY_VALUE = L0Ball(0, low=-math.inf, high=math.inf)
 
 
-@runtime_checkable
-class Certifier(Protocol):
-    """Proves how many changed units leave the answer of a model as it is. Recipes and the command line use only this.
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """Rows that can be certified.
+
+    classes: of the model.  batch: rows at a time.
+    radii: gives the radii ``(m,)`` of the rows at places ``(m,)`` with labels ``(m,)``, -1 where the answer is wrong.
+    """
+
+    classes: int
+    batch: int
+    radii: Callable[[Tensor, Tensor], Tensor]
+
+
+class Certifier(ABC):
+    """Proves how many changed units leave the answer of a model as it is. Recipes and the command line know only this.
 
     forwards: forward passes of a network for one certified answer; None for bounds, which are no forward passes.
     confidence: the probability with which the radius of a row holds; None if it always does.
     """
 
-    @property
-    def forwards(self) -> int | None: ...
+    forwards: int | None = None
+    confidence: float | None = None
 
-    @property
-    def confidence(self) -> float | None: ...
+    @abstractmethod
+    def limit(self, x: Tensor, ball: L0Ball) -> int:
+        """The largest budget, in units of the ball, at which anything can be proven of a row of x."""
+
+    @abstractmethod
+    def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
+        """Raises ValueError if no certificate exists for these rows within this ball, its budget included.
+
+        draws: of the rows.  batch: as for `radius`.
+        """
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
         """Raises ValueError if no certificate exists for these rows within this ball, its budget included."""
-        ...
-
-    def limit(self, x: Tensor, ball: L0Ball) -> int:
-        """The largest budget, in units of the ball, at which anything can be proven of a row of x."""
-        ...
+        self.prepare(x, ball, Draws(None, torch.arange(len(x), device=x.device)), None)
 
     def radius(
         self,
@@ -53,77 +71,28 @@ class Certifier(Protocol):
         """The certified radius of each row: ``(n,)`` int64, -1 where the answer to x itself is not y.
 
         Args:
-            max_budget: the largest radius looked for.  batch: None is the certifier's own.
-            rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default.  generator: gives the key of all draws.
+            ball: what may change, and how far; None: features, any value.
+            max_budget: the largest radius looked for. Default: the ball's budget; without a ball, the `limit`.
+            rows: ``(n,)`` int64, ids by which rows draw, 0..n-1 by default: the radius of a row does not depend on the
+                rows beside it.  generator: gives the key of all draws. Only randomised certifiers use them.
+            batch: rows at a time, or what else the certifier counts.  progress: called with the number of rows done.
         """
-        ...
-
-
-def certifier(model: nn.Module, method: Method = "best") -> Certifier:
-    """The model itself if it is a `Certifier`, else the bounds of the network; ``method`` as for `radius`."""
-    return model if isinstance(model, Certifier) else NetworkBounds(model, method)
-
-
-def radius(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    ball: L0Ball | None = None,
-    *,
-    max_budget: int | None = None,
-    method: Method = "best",
-    batch: int | None = None,
-    progress: Progress = silent,
-) -> Tensor:
-    """The certified radius of each row: the most changes for which the model's answer is proven to stay y.
-
-        radius(model, x, y)                                         # any value
-        radius(model, x, y, L0Ball(20, "pixel", low=-1, high=1))    # values in a box, up to 20 pixels
-
-    Result ``(n,)`` int64, -1 where the model gives another answer to x itself. The statement is about the model as it
-    predicts, in float32: a margin counts as proven if the bound, made in float64, exceeds what rounding can do to the
-    model's sums in any order, anywhere in the ball. It does not hold under autocast, nor for TF32, which is switched
-    off here and in `challenge`.
-
-    Args:
-        model: an ``nn.Sequential``, nested or not, in eval mode. Its first layer, after Flatten, `InputClamp` and
-            `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, or
-            ``Linear`` for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout. Or a `Certifier`.
-        x: ``(n, ...)``.  y: ``(n,)``, the true labels.
-        ball: what may change, and how far; None: features, any value.
-        max_budget: the largest budget looked at. Default: the ball's; without a ball, all that the layer can bound.
-        method: ``"ibp"``, intervals, cheap; ``"crown"``, linear bounds with all outputs of the first layer seeing the
-            same changes; ``"best"``, whichever of them proves more.
-        batch: most rows at a time, 256 by default.  progress: called with the number of rows done.
-
-    Raises ValueError if the model has no certificate, and names a layer that bounds do not pass through.
-    """
-    return certifier(model, method).radius(x, y, ball, max_budget=max_budget, batch=batch, progress=progress)
-
-
-def limit(model: nn.Module, x: Tensor, ball: L0Ball | None = None) -> int:
-    """The largest budget, in units of the ball, at which anything can be proven of a row of x.
-
-    Args: ball: its unit, box and mutable count, not its budget; None: features, any value.
-    """
-    return certifier(model).limit(x, ball or ANY_VALUE)
-
-
-def accuracy(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    budgets: Collection[int],
-    ball: L0Ball | None = None,
-    *,
-    method: Method = "best",
-    batch: int | None = None,
-    progress: Progress = silent,
-) -> dict[int, Share]:
-    """Certified accuracy: at each budget the share of rows whose answer is right and proven to stay so.
-
-    Args: budgets: in units of the ball.  The others as for `radius`.
-    """
-    check_budgets(budgets)
-    most = max(budgets)
-    return shares(radius(model, x, y, ball, max_budget=most, method=method, batch=batch, progress=progress), budgets)
+        if not isinstance(x, Tensor) or not x.ndim:
+            raise ValueError(f"x must be a tensor (n, ...), got {describe(x)}")
+        places = torch.arange(len(x), device=x.device)
+        rows = places if rows is None else rows
+        if rows.shape != places.shape or rows.dtype != places.dtype or rows.device != places.device:
+            raise ValueError(f"rows must be int64 of shape ({len(x)},) on {x.device}, got {describe(rows)}")
+        if max_budget is None:
+            max_budget = self.limit(x, ANY_VALUE) if ball is None else ball.budget
+        ready = self.prepare(x, replace(ball or ANY_VALUE, budget=max_budget), Draws(generator, rows), batch)
+        if not isinstance(y, Tensor) or y.shape != x.shape[:1] or y.dtype != torch.int64 or y.device != x.device:
+            raise ValueError(f"y must be an int64 tensor of shape ({len(x)},) on {x.device}, got {describe(y)}")
+        if not bool(((y >= 0) & (y < ready.classes)).all()):
+            raise ValueError(f"y must lie in [0, {ready.classes}), got {int(y.min())} to {int(y.max())}")
+        result = torch.empty_like(places)
+        for at in places.split(ready.batch):
+            with torch.no_grad(), dense_products(tf32=False):
+                result[at] = ready.radii(at, y[at]).clamp(max=max_budget)
+            progress(Step("rows certified", int(at[-1]) + 1, len(x)))
+        return result

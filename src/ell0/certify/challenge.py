@@ -14,7 +14,7 @@ from ..common import Progress, Step, silent
 from ..evaluation import Entry, evaluate
 from ..precision import dense_products
 from ..threat import L0Ball
-from .network_bounds import ANY_VALUE
+from .certifier import ANY_VALUE
 
 BOXES = (1.0, 100.0)
 """How far values go where a certificate is about any value and an attack needs an end: to -1 and 1, -100 and 100."""

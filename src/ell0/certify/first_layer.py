@@ -95,7 +95,3 @@ class FirstLayer(ABC):
     def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """A wider interval than `trainable_interval` that costs little more than the layer: two ``(n, h)``."""
         raise ValueError("quick must be False unless the first layer is a plain Linear")
-
-    def trainable_drop(self, reach: Reachable, budget: int, head: Tensor) -> Tensor:  # noqa: ARG002
-        """The drop for one budget with gradients to weight and head: ``(n, c)``."""
-        raise ValueError('method must be "ibp" in training where the first layer truncates: its lines have no gradient')

@@ -12,31 +12,8 @@ from torch.nn import functional as F
 
 from ..common import check_count
 from ..threat import Unit
-from .lower_bounds import Method
-from .network_bounds import ANY_VALUE, check_method, margins
-
-
-@dataclass(frozen=True)
-class ObjectiveAtEpoch:
-    """The loss of some epochs: that of the bound for ``budget`` changes, weighed by ``mix`` against the row itself."""
-
-    budget: int
-    mix: float
-    unit: Unit = "feature"
-    method: Method = "ibp"
-    quick: bool = False
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
-
-        (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
-        """
-        ball = replace(ANY_VALUE, unit=self.unit)
-        scores = -margins(model, x, y, self.budget, ball, method=self.method, quick=self.quick)
-        loss = F.cross_entropy(scores, y)
-        if self.mix < 1:
-            loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
-        return scores, loss
+from .certificates import margins
+from .certifier import ANY_VALUE
 
 
 @dataclass(frozen=True)
@@ -53,8 +30,6 @@ class Objective:
         mix: weight of the bound's loss in (0, 1]; the rest is that of the row itself.
         ramp: in [0, 1].
         unit: what counts as a change, as for `L0Ball`.
-        method: of the bound, as for `margins`. ``"best"`` leaves a network more room: its neurons need not stand what
-            no attacker can do to all of them at once. Behind a plain layer it costs about twice the time of intervals.
         quick: use the quick bound of `margins`. The network learns little less by it; the certificate afterwards is
             the exact one.
     """
@@ -63,7 +38,6 @@ class Objective:
     mix: float = 1.0
     ramp: float = 0.4
     unit: Unit = "feature"
-    method: Method = "ibp"
     quick: bool = False
 
     def __post_init__(self) -> None:
@@ -74,17 +48,36 @@ class Objective:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
-        check_method(self.method)
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
 
     def at(self, epoch: int, epochs: int) -> ObjectiveAtEpoch:
         """What is learnt in an epoch."""
         rising = self.ramp * (epochs - 1)
-        budget = self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising)
-        return ObjectiveAtEpoch(budget, self.mix, self.unit, self.method, self.quick)
+        return ObjectiveAtEpoch(self, self.budget if epoch >= rising else math.ceil(self.budget * epoch / rising))
 
     def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         """Raises ValueError if the model has no bound for the budget, before anything is trained."""
         with torch.no_grad():
             self.at(1, 1)(model, x, y)
+
+
+@dataclass(frozen=True)
+class ObjectiveAtEpoch:
+    """The loss of some epochs: an objective with the budget that it has then."""
+
+    objective: Objective
+    budget: int
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
+
+        (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
+        """
+        its = self.objective
+        ball = replace(ANY_VALUE, unit=its.unit)
+        scores = -margins(model, x, y, self.budget, ball, quick=its.quick)
+        loss = F.cross_entropy(scores, y)
+        if its.mix < 1:
+            loss = its.mix * loss + (1 - its.mix) * F.cross_entropy(model(x), y)
+        return scores, loss

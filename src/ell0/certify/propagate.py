@@ -84,8 +84,7 @@ def backward(
 def _through_relu(slopes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     crosses = (low < 0) & (high > 0)
     active = (low >= 0).to(slopes)
-    # Elsewhere a width of 0 would make the gradient NaN, though nobody uses the quotient.
-    steepness = torch.where(crosses, high / torch.where(crosses, high - low, 1.0), active)
+    steepness = torch.where(crosses, high / (high - low), active)
     lower = torch.where(crosses, (high > -low).to(slopes), active)
     gains, losses = slopes.clamp(min=0), slopes.clamp(max=0)
     constants = (losses * torch.where(crosses, -steepness * low, 0.0)).sum(1)

@@ -48,10 +48,6 @@ class Separable(FirstLayer):
         falls = self.falls(reach.to(self.weight.dtype), head)
         return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
 
-    def trainable_drop(self, reach: Reachable, budget: int, head: Tensor) -> Tensor:
-        falls = reach.units(self.falls(reach, head))
-        return falls.topk(min(budget, reach.number_of_units), -1, sorted=False).values.sum(-1)
-
 
 class Dense(Separable):
     """phi is the identity."""
@@ -154,7 +150,7 @@ class Clipped(Separable):
         weight = self.weight.gather(0, order)
         clipped, linear = head @ (self.clip * self.weight.sign()), torch.zeros_like(now)
         for r, place in enumerate(order):
-            # The term of a weight of 0 has no kink: it would be at infinity, and its gradient NaN.
+            # The term of a weight of 0 has no kink.
             bends = weight[r].abs() > self.clip / torch.finfo(weight.dtype).max
             share, kink = head[..., place], self.clip / weight[r].abs().masked_fill(~bends, 1.0)
             there = clipped + kink * linear

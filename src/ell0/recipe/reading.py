@@ -29,7 +29,7 @@ from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, t
 SHIPPED = Path(__file__).parent / "recipes"
 
 _MEASURES = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
-_CERTIFIED = ["mix", "ramp", "method", "quick"]
+_CERTIFIED = ["mix", "ramp", "quick"]
 _TRADES = ["steps", "loss", "weight"]
 _BUDGETS: Kind[Any] = Kind(
     f'"k" or {many(whole(0)).words}', lambda value: value if value == "k" else many(whole(0)).read(value)

@@ -29,6 +29,10 @@ class TrainingObjective(Protocol):
         """The loss of an epoch."""
         ...
 
+    def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Raises ValueError if the model cannot be trained on it with rows like these."""
+        ...
+
 
 WARM_UP = 3  # steps before a capture, as many as torch asks for
 _SECOND_BETA = 0.999

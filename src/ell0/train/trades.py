@@ -79,6 +79,14 @@ class Trades:
         """The loss of an epoch, the same in all."""
         return self
 
+    def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:  # noqa: ARG002
+        """Raises ValueError if rows like these cannot be attacked."""
+        if self.unit == "pixel" and x.ndim != 4:
+            raise ValueError(f'unit must be "feature" unless x is (n, channels, height, width), got {describe(x)}')
+        if self.budget > (units := by_unit(x, self.unit).shape[2]):
+            got = f"budget={self.budget} with {units} units"
+            raise ValueError(f"budget must be at most the number of units of x, got {got}")
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits ``(n, classes)`` at x_adv, and the loss, a scalar."""
         x_adv = self.attacked(model, x, y)
@@ -95,12 +103,8 @@ class Trades:
 
         Nothing waits for the device and no shape depends on values, so that a CUDA graph can hold it.
         """
-        if self.unit == "pixel" and x.ndim != 4:
-            raise ValueError(f'unit must be "feature" unless x is (n, channels, height, width), got {describe(x)}')
+        self.check(model, x, y)
         rows, width = by_unit(x.detach(), self.unit), self.high - self.low
-        if self.budget > (units := rows.shape[2]):
-            got = f"budget={self.budget} with {units} units"
-            raise ValueError(f"budget must be at most the number of units of x, got {got}")
         values = (rows + width * (2 * torch.rand_like(rows) - 1)).clamp(self.low, self.high)
         scores = torch.randn_like(rows[:, 0])
         every = torch.rand((), device=x.device) < 0.5  # a graph replays one path, so the coin is not for an if

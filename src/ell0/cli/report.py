@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..common import check_out
-
 
 def report(*runs: Path, out: Path | None = None) -> None:
-    """Write one page of some runs, and say where it is.
+    """Write one page about one or several runs, and print its path.
 
-    Examples: ell0 report runs/digits
-              ell0 report runs/mnist-table1 runs/mnist-table2 --out mnist.html
-              ell0 report results/mnist-table1.json --out table1.html
+    ```
+    ell0 report runs/digits
+    ell0 report runs/mnist-table1 runs/mnist-table2 --out mnist.html
+    ell0 report results/mnist-table1.json --out table1.html
+    ```
 
     Parameters
     ----------
     runs
-        Run folders, or results files.
+        Run folders or results files.
     out
-        The page; of a single run folder report.html inside it, if nothing else is said.
+        Page to write. Default: report.html in the run folder, if there is only one.
     """
     from .. import report as pages
+    from ..common import check_out
 
     if not runs:
         raise ValueError("runs must be run folders or results files, at least one, got none")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.markup import escape
 
-from ..common import Progress, check_out
-from ..results import Results
-from ._common import Json, Quiet, command_words
+from .options import Json, Quiet, command_words, hand_over_run, show_progress
 
-app = App(name="theory", help="What truncation is worth, exactly: on a Gaussian mixture, and against evading malware.")
+app = App(name="theory")
 
-_SEVERAL = Parameter(consume_multiple=True, negative="")
+_SEVERAL = Parameter(consume_multiple=True)
 
 
 @app.default
@@ -35,8 +28,10 @@ def theory(
 ) -> None:
     """Measure the robust error of linear classifiers on a Gaussian mixture, and show where the paper's theorem applies.
 
-    Examples: ell0 theory
-              ell0 theory --dimensions 784 1000 --decays 0 --precision 0.01 --out runs/784
+    ```
+    ell0 theory
+    ell0 theory --dimensions 784 1000 --decays 0 --out runs/784
+    ```
 
     Parameters
     ----------
@@ -54,15 +49,17 @@ def theory(
         Seed of the draws.
     """
     from .. import theory as rooms
+    from ..common import check_out
 
     check_out(out / "results.json")
     options: dict[str, Any] = {
         "dimensions": dimensions, "decays": decays, "precision": precision, "eps": eps, "seed": seed
     }  # fmt: skip
     command = command_words("ell0 theory", theory, options)
-    with _progress(quiet) as progress:
+    with show_progress(quiet) as progress:
         results = rooms.figures(**options, command=command, progress=progress)
-    _hand_over(results, out, as_json)
+    results.save(out / "results.json")
+    hand_over_run(out, as_json)
 
 
 @app.command(name="malware")
@@ -80,8 +77,10 @@ def theory_malware(
 ) -> None:
     """Compare logistic regression with TruncatedLinearClassifier on malware that adds features to evade.
 
-    Examples: ell0 theory malware --data drebin215.npz
-              ell0 theory malware --data mine.npz --rate 0.001 --budgets 2 8
+    ```
+    ell0 theory malware --data drebin215.npz
+    ell0 theory malware --data mine.npz --rate 0.001 --budgets 2 8
+    ```
 
     Parameters
     ----------
@@ -102,6 +101,7 @@ def theory_malware(
         Seed of the split into train, validation and test.
     """
     from .. import theory as rooms
+    from ..common import check_out
 
     name = f"malware-{data.stem}"
     out = Path("runs") / name if out is None else out
@@ -109,28 +109,7 @@ def theory_malware(
     table = rooms.read_programs(data)
     options: dict[str, Any] = {"rate": rate, "cost": cost, "budgets": budgets, "most": most, "seed": seed}
     command = command_words("ell0 theory malware", theory_malware, {"data": data, **options})
-    with _progress(quiet) as progress:
+    with show_progress(quiet) as progress:
         results = rooms.malware(table, name=name, **options, command=command, progress=progress)
-    _hand_over(results, out, as_json)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress]:
-    """On a terminal one line that changes; elsewhere a line for each step."""
-    console = Console(stderr=True, quiet=quiet)
-    with console.status("") as status:
-        if console.is_terminal:
-            yield lambda step: status.update(escape(str(step)))
-        else:
-            yield lambda step: console.out(str(step), highlight=False)
-
-
-def _hand_over(results: Results, out: Path, as_json: bool) -> None:
-    from .. import report
-
     results.save(out / "results.json")
-    page = report.write([out], out / "report.html")
-    if as_json:
-        print(json.dumps({"run": str(out), "page": str(page), "results": results.plain()}))
-    else:
-        print(f"{report.verdict([out])}\npage: {page}")
+    hand_over_run(out, as_json)

@@ -1,0 +1,51 @@
+"""`ell0 data`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+from cyclopts import App
+
+from .options import Json, Quiet, Root, show_progress
+
+app = App(name="data", help="List and fetch data sets.")
+
+
+@app.command(name="get")
+def data_get(name: str, /, *, root: Root = None, quiet: Quiet = False) -> None:
+    """Fetch a data set, check it, and print the folder it lies in.
+
+    ```
+    ell0 data get mnist
+    ```
+
+    Parameters
+    ----------
+    name
+        mnist, fashion-mnist or cifar10. digits come with scikit-learn.
+    """
+    from .. import data
+
+    with show_progress(quiet or not sys.stderr.isatty()) as progress:
+        folder = data.get(name, root, progress=progress)
+    print(folder)
+
+
+@app.command(name="list")
+def data_list(*, root: Root = None, as_json: Json = False) -> None:
+    """List the data sets: where each lies, or what is wrong with it.
+
+    ```
+    ell0 data list
+    ```
+    """
+    from .. import data
+
+    found = data.status(root)
+    if as_json:
+        print(json.dumps([asdict(status) for status in found], default=str))
+        return
+    for status in found:
+        print(f"{status.name:14} {status.where or '-'} {status.problem or ''}".rstrip())

@@ -1,0 +1,150 @@
+"""The model and the rows that a command works on."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import data as sets
+from .. import recipe
+from ..common import check_out, device_of, did_you_mean, digest
+from ..parallel import Team
+from ..results import Results
+from ..threat import stretched
+from ..train import load_checkpoint
+from .options import RowOptions, WorkOptions
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its rows, on the device.
+
+    name, source: the model and the data as a command names them.  classifier: as results name it.
+    """
+
+    name: str
+    source: str | Path | None
+    classifier: str
+    network: Callable[[Tensor], Tensor]
+    x: Tensor
+    y: Tensor
+    scale: sets.Scale
+
+    def box(self, beta: float | None) -> tuple[float, float]:
+        """The range of the data stretched beta times about its middle; None: any value."""
+        if beta is None:
+            return -math.inf, math.inf
+        if not 0 < beta < math.inf:
+            raise ValueError(f"beta must be a number > 0, got {beta}")
+        return stretched(sets.RANGES[self.scale], beta)
+
+    def results(self, command: str, seeds: list[int], team: Team) -> Results:
+        """Empty results of a command."""
+        return Results.here(command.split()[1], command, seeds=seeds, device=self.x.device, ranks=team.size)
+
+
+def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Loaded:
+    """Raises if ``--out`` cannot be written, or if a rank, which loads its own, has other weights or rows."""
+    if subject.out is not None:
+        team.once(partial(check_out, subject.out))
+    place = device_of(work.device)
+    network, card = load_model(model)
+    scale: sets.Scale = card.get("scale", "symmetric")
+    x, y = load_rows(subject.data or card.get("data"), work.root, scale, subject.rows)
+    x, y = x.to(place), y.to(place)
+    if isinstance(network, nn.Module):
+        network = network.to(place).eval()
+    check_ranks(team, network, x, y)
+    name = Path(model).name if card else model
+    source = subject.data if subject.data is None or subject.data in sets.SETS else Path(subject.data)
+    return Loaded(name, source, card.get("classifier", name), network, x, y, scale)
+
+
+def load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """The model, and the card of its checkpoint; an empty one if it has none."""
+    path = Path(words)
+    if path.exists() or path.suffix == ".safetensors":
+        return _from_checkpoint(path)
+    module, colon, name = words.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
+    return _imported(words, module, name), {}
+
+
+def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    if path.is_dir() and not (path / "checkpoint.safetensors").exists():
+        inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
+        hint = f"; there are {inside}" if inside else ""
+        raise FileNotFoundError(f"model must be a checkpoint, but {str(path)!r} has no checkpoint.safetensors{hint}")
+    checkpoint = load_checkpoint(path)
+    try:
+        network = recipe.model(checkpoint.card)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give a model of your own as package.module:name") from error
+    checkpoint.into(network)
+    return network, checkpoint.card
+
+
+def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"model must name something in {module}, got {words!r}{did_you_mean(part, dir(found))}")
+        found = getattr(found, part)
+    model: Any = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not callable(model):
+        raise ValueError(
+            f"model must name a model or a function that returns one, got {words!r}, which gives {model!r}"
+        )
+    return cast(Callable[[Tensor], Tensor], model)
+
+
+def load_rows(words: str | None, root: Path | None, scale: sets.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
+    """Inputs and labels: the test split of a data set in this scale, or a .npz file as it is; the first ``rows``."""
+    if words is None:
+        raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
+    if words in sets.SETS or not (words.endswith(".npz") or Path(words).exists()):
+        x, y = sets.load(words, "test", root, scale=scale)
+    else:
+        x, y = sets.read_npz(words)
+    if rows is not None and not 1 <= rows <= len(x):
+        raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
+    return x[:rows], y[:rows]
+
+
+def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
+    """Raises ValueError if there are fewer rows than ranks, or if a rank has other weights or rows than rank 0."""
+    team.check_rows("data", len(x))
+    if team.size == 1:
+        return
+    state = model.state_dict().values() if isinstance(model, nn.Module) else ()
+    first, *others = team.gather(lambda: digest(x, y, *(each for each in state if isinstance(each, Tensor))))
+    odd = [rank for rank, other in enumerate(others, 1) if other != first]
+    if odd:
+        raise ValueError(
+            f"model and data must be the same on all ranks, got others on rank {odd[0]} than on rank 0: "
+            "are the files the same there, and does a model that draws its weights have a seed?"
+        )
+
+
+def check_answers(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Raises ValueError unless the model returns logits for a row of the data."""
+    try:
+        with torch.no_grad():
+            logits = model(x[:1])
+    except (RuntimeError, ValueError) as error:
+        shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
+        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+        raise ValueError(f"model must give logits of shape (n, classes), got {logits!r}")
