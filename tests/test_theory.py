@@ -278,12 +278,6 @@ def test_a_power_law_without_the_vector_is_the_one_with_it(decay: float) -> None
     assert PowerLaw(2).prefix(0.9)[0] == 2  # lambda_c may be d
 
 
-def test_q_and_c_give_back_the_error() -> None:
-    for eps in (0.16, 0.25, 0.4999):
-        assert math.isclose(phibar(bounds.q_of_eps(eps)), eps)
-        assert math.isclose(phibar(math.sqrt(1 - bounds.c_of_eps(eps) ** 2)), eps)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("d", [10**12, 10**30, 10**100, 10**300])
 def test_theorem_2_at_huge_d(d: int, decay: float) -> None:

@@ -58,9 +58,7 @@ def test_five_of_784_inputs(small: Results) -> None:
     what = {"what": "robust_error", "d": 784, "budget": 5, "decay": 0.0}
     assert small.find(classifier=CHOSEN, **what)["value"] <= 0.33
     assert small.find(classifier=EQUAL, **what)["value"] == pytest.approx(0.47, abs=0.01)
-    over_k = {
-        row["k"]: row["value"] for row in small.rows if row["what"] == "robust_error_over_k" and row["decay"] == 0
-    }
+    over_k = {row["k"]: row.value for row in small.select(what="robust_error_over_k", decay=0.0)}
     assert min(over_k.values()) < over_k[max(over_k)]
 
 
@@ -132,13 +130,6 @@ def test_withstood_equals_enumeration() -> None:
             assert found == most
 
 
-def test_steepest_decay_that_is_taken_gives_figures() -> None:
-    results = theory.figures((10, 1_000), (10.0,), precision=0.1)
-    for row in results.select(what="robust_error"):
-        assert 0 <= row["low"] <= row["value"] + 1e-12
-        assert row["value"] - 1e-12 <= row["high"] <= 1
-
-
 @given(
     # few different scores, so that they tie, and not whole, so that sums with an intercept are rounded
     st.lists(st.integers(-3, 3), min_size=1, max_size=40),
@@ -201,9 +192,7 @@ def test_nothing_is_chosen_on_the_test_split(mine: Results) -> None:
         before, after = (results.find(what="clean_accuracy", classifier=name) for results in (mine, again))
         for key in ("C", "k", "trained_for"):
             assert before.get(key) == after.get(key)
-    assert again.find(what="clean_accuracy", classifier=OURS)["value"] == pytest.approx(
-        1 - mine.find(what="clean_accuracy", classifier=OURS)["value"]
-    )
+            assert after.value == pytest.approx(1 - before.value)
 
 
 def costly() -> ProgramTable:
@@ -317,14 +306,20 @@ def test_a_file_that_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_theory_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    assert main(["theory", "--dimensions", "20", "30", "--decays", "0", "--precision", "0.1", "--out", str(out)]) == 0
+    assert (
+        main(["theory", "--dimensions", "20", "30", "--decays", "0", "10", "--precision", "0.1", "--out", str(out)])
+        == 0
+    )
     shown = capsys.readouterr()
-    assert "0/3 figures, robust error over budget, d = 20" in shown.err
+    assert "0/6 figures, robust error over budget, d = 20" in shown.err
     assert shown.out.endswith(f"\npage: {out / 'report.html'}\n")
     assert "the truncated classifier errs on" in shown.out
     results = Results.load(out / "results.json")
-    assert results.command == "ell0 theory --dimensions 20 30 --decays 0.0 --precision 0.1"
-    assert {row["d"] for row in results.select(what="robust_error")} == {20, 30}
+    assert results.command == "ell0 theory --dimensions 20 30 --decays 0.0 10.0 --precision 0.1"
+    errors = results.select(what="robust_error")
+    assert {(row["d"], row["decay"]) for row in errors} == {(20, 0.0), (30, 0.0), (20, 10.0), (30, 10.0)}
+    # the steepest decay that is accepted gives figures, too
+    assert all(0 <= row["low"] <= row.value + 1e-12 and row.value - 1e-12 <= row["high"] <= 1 for row in errors)
     assert results.command in (out / "report.html").read_text()
 
 

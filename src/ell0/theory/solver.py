@@ -231,12 +231,8 @@ def logistic(margin: Floats) -> tuple[Floats, Floats]:
 
 
 def capped(v: Floats, count: int, mu: float) -> Floats:
-    """argmax of <p, v> - mu/2 |p|^2 over 0 <= p <= 1, sum p = count, over the last axis: clip((v - t) / mu, 0, 1)."""
+    """argmax of <p, v> - mu/2 |p|^2 over 0 <= p <= 1, sum p = count, on the last axis: clip((v - t) / mu, 0, 1)."""
     shape = v.shape
-    if count == 0:
-        return np.zeros(shape)
-    if count == shape[-1]:
-        return np.ones(shape)
     v = v.reshape(-1, shape[-1])
     place = shape[-1] - count
     ends = np.partition(v, [place - 1, place], 1)
