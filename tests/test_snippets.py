@@ -1,0 +1,80 @@
+"""Every Python example of README.md and docs/ runs and reaches a sensible result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+Names = dict[str, Any]
+
+
+def accuracy(names: Names) -> float:
+    return float((names["model"](names["x"]).argmax(1) == names["y"]).float().mean())
+
+
+def readme(names: Names) -> None:
+    attacked, certified = names["evaluation"].robust_accuracy, names["certified"]
+    assert names["evaluation"].clean_accuracy > 0.85
+    assert 0.45 < certified[2] <= attacked
+    assert certified[2] < certified[1]
+
+
+def attacks(names: Names) -> None:
+    assert names["evaluation"].clean_accuracy > 0.8
+    assert 60 < names["result"].success.sum() <= 100 - 100 * names["evaluation"].robust_accuracy
+
+
+def training(names: Names) -> None:
+    assert accuracy(names) > 0.8
+    assert names["out"].shape == (2, 20, 5)
+
+
+def certificates(names: Names) -> None:
+    assert names["shares"][2] > 0.4
+    assert (names["lower"] <= names["upper"]).all()
+    assert names["radii"].max() >= 2
+
+
+def scaling(names: Names) -> None:
+    assert names["evaluation"].clean_accuracy > 0.9
+    assert names["evaluation"].robust_accuracy > 0.1
+
+
+def theory(names: Names) -> None:
+    assert names["classifier"].score(names["x"][300:], names["y"][300:]) > 0.9
+    assert (names["radii"] >= 2).mean() > 0.5
+
+
+DOCUMENTS: dict[str, Callable[[Names], None]] = {
+    "README.md": readme,
+    "docs/attacks.md": attacks,
+    "docs/training.md": training,
+    "docs/certificates.md": certificates,
+    "docs/scaling.md": scaling,
+    "docs/theory.md": theory,
+}
+
+
+def blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_every_document_with_an_example_is_checked() -> None:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert {str(path.relative_to(ROOT)) for path in documents if blocks(path)} == set(DOCUMENTS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_examples_reach_a_sensible_result(document: str) -> None:
+    names: Names = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks(ROOT / document):
+            exec(compile(block, document, "exec"), names)
+    DOCUMENTS[document](names)
