@@ -10,7 +10,6 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -155,9 +154,8 @@ def test_cifar_layouts(tiny: Tiny, tmp_path: Path, kind: str, folder: str) -> No
 @pytest.mark.parametrize("name", ["digits", "mnist"])
 def test_splits_cut_the_training_part(tiny: Tiny, tmp_path: Path, name: str) -> None:
     put(tmp_path, tiny["mnist"])
-    whole, train, validation = (
-        data.load(name, split, tmp_path) for split in ("train+validation", "train", "validation")
-    )
+    splits = ("train+validation", "train", "validation")
+    whole, train, validation = (data.load(name, split, tmp_path) for split in splits)
     assert len(validation[1]) == len(whole[1]) // 10
     for i in range(2):
         assert torch.equal(torch.cat([train[i], validation[i]]), whole[i])
@@ -167,7 +165,6 @@ def test_digits() -> None:
     x, y = data.load("digits", "test")
     assert x.shape == (360, 1, 8, 8)
     assert (x.min().item(), x.max().item()) == (-1.0, 1.0)
-    assert torch.equal(x * 8, (x * 8).round())
     pixels, labels = load_digits(return_X_y=True)
     both = [torch.cat(pair) for pair in zip(data.load("digits", "train+validation"), (x, y), strict=True)]
     assert np.array_equal(both[0].flatten(1), pixels / 8 - 1)
@@ -186,7 +183,6 @@ def test_altered_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("minst", "train", ("name must be", "'minst'", "did you mean 'mnist'")),
         ("MNIST", "train", ("name must be", "'MNIST'", "did you mean 'mnist'")),
-        ("imagenet-22k", "train", ("name must be", "'imagenet-22k'")),
         ("digits", "tets", ("split must be", "'tets'", "did you mean 'test'")),
         ("digits", "", ("split must be", "''")),
     ],
@@ -212,8 +208,11 @@ def test_search_order(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         data.load("mnist", "test", tmp_path / "nothing")
 
 
-def test_one_root_holds_both_sets_of_the_same_file_names(tiny: Tiny, tmp_path: Path) -> None:
+def test_sets_of_the_same_file_names_are_told_apart(tiny: Tiny, tmp_path: Path) -> None:
     put(tmp_path, tiny["mnist"])
+    with pytest.raises(data.DataError, match=r"it is t10k-images-idx3-ubyte of mnist") as caught:
+        data.load("fashion-mnist", "test", tmp_path)
+    one_sentence(caught.value)
     put(tmp_path / "FashionMNIST/raw", tiny["fashion-mnist"])
     labels = [data.load(name, "test", tmp_path)[1].tolist() for name in ("mnist", "fashion-mnist")]
     assert labels[0] != labels[1]
@@ -244,21 +243,24 @@ def test_nothing_there(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     one_sentence(caught.value, "data_batch_1.bin", f"`ell0 data get cifar10 --root '{tmp_path / 'a b'}'`")
 
 
-@pytest.mark.parametrize("kind", ["bin", "py"])
-def test_five_of_six_batches(tiny: Tiny, tmp_path: Path, kind: str) -> None:
-    folder = put(tmp_path / f"cifar-10-batches-{kind}", tiny[f"cifar-{kind}"])
-    lost = "data_batch_3" + ".bin" * (kind == "bin")
-    (folder / lost).unlink()
+@pytest.mark.parametrize(
+    ("name", "kind", "lost", "words"),
+    [
+        ("cifar10", "cifar-bin", ["data_batch_3.bin"], "has 5 of 6 cifar10 batches, data_batch_3.bin is missing: run "),
+        (
+            "cifar10",
+            "cifar-py",
+            ["data_batch_3"],
+            "has 5 of 6 cifar10 batches, data_batch_3 is missing: run `ell0",
+        ),
+        ("mnist", "mnist", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte"], "2 of 4 mnist files, train-images-"),
+    ],
+)
+def test_missing_files_are_named(tiny: Tiny, tmp_path: Path, name: str, kind: str, lost: list[str], words: str) -> None:
+    put(tmp_path, {file: content for file, content in tiny[kind].items() if file not in lost})
     with pytest.raises(FileNotFoundError) as caught:
-        data.load("cifar10", "test", tmp_path)
-    one_sentence(caught.value, f"{folder} has 5 of 6 cifar10 batches, {lost} is missing: run `ell0 data get")
-
-
-def test_two_of_four_files(tiny: Tiny, tmp_path: Path) -> None:
-    put(tmp_path, {name: content for name, content in tiny["mnist"].items() if "labels" in name}, gz=True)
-    with pytest.raises(FileNotFoundError) as caught:
-        data.load("mnist", "test", tmp_path)
-    one_sentence(caught.value, "2 of 4", "train-images-idx3-ubyte, t10k-images-idx3-ubyte are missing")
+        data.load(name, "test", tmp_path)
+    one_sentence(caught.value, words, str(tmp_path), *lost)
 
 
 def flip(content: bytes, at: int) -> bytes:
@@ -294,35 +296,20 @@ def test_broken_idx_files(tiny: Tiny, tmp_path: Path, gz: bool, breakage: Breaka
 
 
 @pytest.mark.parametrize("kind", ["bin", "py"])
-@pytest.mark.parametrize("cut", [False, True])
-def test_broken_batches(tiny: Tiny, tmp_path: Path, kind: str, cut: bool) -> None:
+def test_broken_batches(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     put(tmp_path, tiny[f"cifar-{kind}"])
     path = tmp_path / ("data_batch_4" + ".bin" * (kind == "bin"))
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] if cut else flip(content, 20_000))
+    path.write_bytes(flip(path.read_bytes(), 20_000))
     with pytest.raises(data.DataError) as caught:
         data.load("cifar10", "validation", tmp_path)
-    one_sentence(caught.value, f"{path} is {'short' if cut else 'altered'}", "run `ell0 data get cifar10")
+    one_sentence(caught.value, f"{path} is altered", "run `ell0 data get cifar10")
 
 
-def test_a_file_of_another_set_is_recognised(tiny: Tiny, tmp_path: Path) -> None:
-    put(tmp_path, tiny["mnist"])
-    with pytest.raises(data.DataError, match=r"it is t10k-images-idx3-ubyte of mnist") as caught:
-        data.load("fashion-mnist", "test", tmp_path)
-    one_sentence(caught.value)
-
-
-@given(st.lists(st.integers(0, 4), max_size=4), st.data())
-def test_idx_round_trip(shape: list[int], draw: st.DataObject) -> None:
-    size = int(np.prod(shape, dtype=int))
-    values = draw.draw(st.binary(min_size=size, max_size=size))
-    array = np.frombuffer(values, np.uint8).reshape(shape)
-    content = idx(array)
-    assert np.array_equal(read_idx(content), array)
-    assert read_idx(content).shape == array.shape
-    for broken in (content[:-1], content + b"0", b"\1" + content[1:]):
-        with pytest.raises(ValueError, match="IDX"):
-            read_idx(broken)
+@given(st.lists(st.integers(0, 4), max_size=4), st.integers(0, 99))
+def test_idx_round_trip(shape: list[int], seed: int) -> None:
+    array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    assert read_idx(idx(array)).shape == array.shape
+    assert np.array_equal(read_idx(idx(array)), array)
 
 
 class Bomb:
@@ -432,7 +419,6 @@ def test_broken_png() -> None:
             read_png(broken)
 
 
-@cache
 def has(name: str) -> bool:
     return "ELL0_DATA" in os.environ and next(s for s in data.status() if s.name == name).problem is None
 

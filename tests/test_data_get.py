@@ -9,7 +9,6 @@ import sys
 import tarfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,11 +87,12 @@ def test_get_then_load(mnist: Contents, tmp_path: Path, monkeypatch: pytest.Monk
     assert data.get("mnist", sources=[fake.source]) == tmp_path / "env" / "mnist"
 
 
-def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match=r"name must be one of .*need no get.*got 'digits'"):
-        data.get("digits")
-    with pytest.raises(ValueError, match=r"got 'cifar-10'; did you mean 'cifar10'\?"):
-        data.get("cifar-10")
+@pytest.mark.parametrize(
+    ("name", "words"), [("digits", "need no get.*got 'digits'"), ("cifar-10", "did you mean 'cifar10'")]
+)
+def test_unknown_names(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"name must be one of .*{words}"):
+        data.get(name)
 
 
 def test_a_failing_source_is_one_line_and_the_next_gets_only_the_rest(
@@ -179,27 +179,20 @@ def test_a_disk_error_is_not_blamed_on_the_source(
     assert names(tmp_path / "mnist") == []
 
 
-@pytest.mark.parametrize("gz", [False, True])
-def test_get_repairs_an_altered_file(mnist: Contents, tmp_path: Path, gz: bool) -> None:
-    for name, content in mnist.items():
-        (tmp_path / "mnist").mkdir(exist_ok=True)
-        (tmp_path / "mnist" / (name + ".gz" * gz)).write_bytes(gzip.compress(content) if gz else content)
-    victim = tmp_path / "mnist" / ("t10k-images-idx3-ubyte" + ".gz" * gz)
+def test_get_repairs_an_altered_file(mnist: Contents, tmp_path: Path) -> None:
+    data.get("mnist", tmp_path, sources=[Fake("fake", mnist).source])
+    victim = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
     victim.write_bytes(victim.read_bytes()[:-9])
     with pytest.raises(data.DataError, match=r"t10k-images.* is short"):
         data.load("mnist", "test", tmp_path)
     fake = Fake("fake", mnist)
     data.get("mnist", tmp_path, sources=[fake.source])
-    if not gz:
-        assert fake.asked == ["t10k-images-idx3-ubyte"]
+    assert fake.asked == ["t10k-images-idx3-ubyte"]
     data.load("mnist", "test", tmp_path)
 
 
-def test_progress(mnist: Contents, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    seen: list[Step] = []
-    data.get("mnist", tmp_path / "a", progress=seen.append, sources=[Fake("fake", mnist).source])
-    assert seen == [Step(name, 1, 2) for name in mnist]
-    data.get("mnist", tmp_path / "b", sources=[Fake("fake", mnist).source])
+def test_progress_is_silent_by_default(mnist: Contents, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data.get("mnist", tmp_path, sources=[Fake("fake", mnist).source])
     assert capfd.readouterr() == ("", "")
 
 
@@ -258,23 +251,17 @@ def test_a_mirror_that_hangs_up_or_has_no_file(mnist: Contents, server: Server, 
     with pytest.raises(OSError, match=r"train-images-idx3-ubyte\.gz is short"):
         data.get("mnist", tmp_path, sources=[sources.idx_mirror(server.base)])
     server.cut, server.files = 0, {}
-    with pytest.raises(OSError, match="the server answered 404"):
+    with pytest.raises(OSError, match="HTTP Error 404"):
         data.get("mnist", tmp_path, sources=[sources.idx_mirror(server.base)])
     assert names(tmp_path / "mnist") == []
 
 
-def test_a_mirror_that_refuses_or_is_silent(mnist: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_that_refuses(mnist: Contents, tmp_path: Path) -> None:
     with socket.socket() as deaf:  # bound, so that nobody else answers there, but not listening
         deaf.bind(("127.0.0.1", 0))
         mirror = sources.idx_mirror(f"http://127.0.0.1:{deaf.getsockname()[1]}/")
         with pytest.raises(OSError, match="refused"):
             data.get("mnist", tmp_path, sources=[mirror])
-    monkeypatch.setattr(sources, "OPEN_SECONDS", 0.05)
-    answer = threading.Event()
-    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: answer.wait(600))  # noqa: ARG005
-    with pytest.raises(OSError, match=r"no answer within 0\.05 seconds"):
-        data.get("mnist", tmp_path, sources=[mirror])
-    answer.set()
     assert mnist
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,11 +74,7 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (
-            "epochs = 3",
-            "epoch = 3",
-            "classifier 1, training: unknown key 'epoch'; did you mean 'epochs'?",
-        ),
+        ("epochs = 3", "epoch = 3", "classifier 1, training: unknown key 'epoch'; did you mean 'epochs'?"),
         ("epochs = 3", 'epochs = "3"', "tiny.toml, classifier 1, training: epochs must be an int >= 1, got '3'"),
         ("rates = [0.05]\nrefresh", 'rates = "fast"\nrefresh', "classifier 2, training: rates must be"),
         ("[data]", "[date]", "tiny.toml: the table [data] is missing"),
@@ -85,26 +82,18 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ("k = 0", "k = -1", "classifier 1, model: k must be a list of different values, each an int >= 0, got -1"),
         ("k = 0", "k = [0, 1]", "name must have {k} if k has several values, got 'F(0)'"),
         ("epochs = 3", "epochs = 3\nseed = [0, 1]", "name must have {seed} if seed has several values, got"),
-        ("epochs = 3", "epochs = 3\nseed = -1", "training: seed must be a list of different values, each an int >= 0"),
-        ("k = 0\nhidden = [8]", "k = 0\nhiden = [8]", "unknown key 'hiden'; did you mean 'hidden'?"),
         (
             "k = 0\nhidden = [8]",
             "k = 0\nhidden = [8, 0]",
             "hidden must be a list of values, each an int >= 1, got [8, 0]",
         ),
-        ("k = 0\nhidden", "k = 0\nwidth = 3\nhidden", "unknown key 'width'"),
-        ("k = 0\n", "k = 0\nclamp = [1.0]\n", "model: clamp must be true, false or two numbers [low, high], low "),
-        ("k = 0\n", "k = 0\nclamp = [0.5, 0.5]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", 'k = 0\nclamp = ["a", 1]\n', "model: clamp must be true, false or two numbers [low, high], low "),
-        ("k = 0\n", "k = 0\nclamp = [0, 1e-42]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
-        ("k = 0\n", "k = 0\nclamp = 2\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean 'budget'?"),
         ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "a list of different values"),
         ("queries = [4, 8]", "queries = [4, 8]\nloss = 'sum'", 'measure 2: loss must be "margin" or "ce", got'),
         ("queries = [4, 8]", "steps = [4, 8]", "measure 2: unknown key 'steps'"),
         ("queries = 5", "querys = 5", "training, attack: unknown key 'querys'; did you mean 'queries'?"),
-        ("queries = 5", "queries = 0", "training, attack: queries must be an int >= 1, got 0"),
         ("beta = 10.0\n[[measure]]", "beta = 0\n[[measure]]", "attack: beta must be a number > 0, got 0"),
         ('what = "clean_accuracy"', 'what = "clean"', "did you mean 'clean_accuracy'?"),
         ('what = "clean_accuracy"', 'what = "clean_accuracy"\nclassifiers = ["F(3)"]', "classifiers must be a list"),
@@ -112,6 +101,11 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ('name = "F(2)"', 'name = "f0"', "classifiers must have different names, got 'F(0)' and 'f0'"),
         ('name = "F(2)"', 'name = "()"', "a classifier's name must have a letter or a digit, got '()'"),
         ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),
+        (
+            'npz = "tiny.npz"',
+            'npz = "tiny.npz"\nscale = "unit"',
+            "data: scale must be left out with npz, which is taken",
+        ),
         ('npz = "tiny.npz"', 'name = "mnits"', "got 'mnits'; did you mean 'mnist'?"),
         ("queries = 8\nvalue", "queries = 9\nvalue", "paper 1: must belong to something that is measured"),
         ("value = 0.5", "value = 'half'", "paper 1: value must be a number, got 'half'"),
@@ -120,7 +114,6 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ('what = "median_distance"', 'what = "clean_accuracy"\n[[measure]]\nwhat = "median_distance"', "twice"),
         ('name = "tiny"', "name = tiny", "tiny.toml must be TOML"),
         ('summary = "a', 'use = ["tiny"]\nsummary = "a', "use must name other recipes, got 'tiny'"),
-        ('summary = "a', 'seed = true\nsummary = "a', "tiny.toml: seed must be an int >= 0, got True"),
     ],
 )
 def test_a_wrong_word_in_a_recipe_is_named_with_its_place(tiny: Path, old: str, new: str, said: str) -> None:
@@ -131,9 +124,17 @@ def test_a_wrong_word_in_a_recipe_is_named_with_its_place(tiny: Path, old: str, 
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_recipe_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="did you mean 'mnist-table1'"):
-        recipe.load("mnist-tabel1")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mnist-tabel1", "got 'mnist-tabel1'; did you mean 'mnist-table1'?"),
+        ("zzz", "recipe must be a TOML file or a recipe of ell0, got 'zzz'; `ell0 run --list` shows them"),
+        ("none/mine.toml", "the recipe file 'none/mine.toml' does not exist"),
+    ],
+)
+def test_an_unknown_recipe_is_named(name: str, said: str) -> None:
+    with pytest.raises(FileNotFoundError, match=re.escape(said)):
+        recipe.load(name)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,10 @@ def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
     edited(path, "epochs = 12", "epoch = 12")
     with pytest.raises(ValueError, match="classifier 1, training: unknown key 'epoch'"):
         recipe.load(path)
-    edited(path, "cifar-vgg10-100", "cifar-vgg11")
+    path.write_text('name = "mine"\nsummary = "none of its own"\nlike = "cifar-table1-100"\n[training]\nepochs = 5\n')
+    with pytest.raises(ValueError, match=r"mine\.toml: training must be left out of a recipe that trains"):
+        recipe.load(path)
+    edited(path, "cifar-table1-100", "cifar-vgg11")
     with pytest.raises(ValueError, match="like must name a recipe of ell0, got 'cifar-vgg11'; did you"):
         recipe.load(path)
 
@@ -325,34 +329,10 @@ def test_both_scales_have_the_same_box(beta: float) -> None:
     assert unit == ((1 - beta) / 2, (1 + beta) / 2)
 
 
-def test_a_scale_is_for_a_set(tiny: Path) -> None:
-    edited(tiny, 'npz = "tiny.npz"', 'npz = "tiny.npz"\nscale = "unit"')
-    with pytest.raises(ValueError, match=r"tiny\.toml, data: scale must be left out with npz, which is taken as it is"):
-        recipe.load(tiny)
-
-
-def test_five_of_six_batches_are_one_sentence(tmp_path: Path) -> None:
-    for name in [f"data_batch_{i}.bin" for i in (1, 2, 4, 5)] + ["test_batch.bin"]:
-        (tmp_path / name).touch()
-    with pytest.raises(FileNotFoundError, match=r"has 5 of 6 cifar10 batches, data_batch_3\.bin is missing") as raised:
-        recipe.run("cifar-quick", out=tmp_path / "run", root=tmp_path, device="cpu")
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("shape", "model", "said"),
     [
-        (
-            (1, 32, 32),
-            "in_shape = [3, 32, 32]",
-            "CNN: the model must take rows of shape (1, 32, 32) to at least 2 classes",
-        ),
-        (
-            (3, 28, 28),
-            "in_shape = [3, 32, 32]",
-            "CNN: the model must take rows of shape (3, 28, 28) to at least 2 classes",
-        ),
+        ((3, 28, 28), "in_shape = [3, 32, 32]", "CNN: the model must take rows of shape (3, 28, 28) to at least 2 cl"),
         ((3, 28, 28), "", "in_shape must have height and width of at least 32, for five poolings, got (3, 28, 28)"),
         ((3072,), "", "in_shape must be (channels, height, width), got (3072,)"),
     ],
@@ -367,19 +347,8 @@ def test_images_that_do_not_fit_the_model_are_one_sentence(
         'name = "images"\nsummary = "images"\n[data]\nnpz = "images.npz"\n[[classifier]]\nname = "CNN"\n'
         f'[classifier.model]\nname = "vgg19"\nk = 0\n{model}\n[[measure]]\nwhat = "clean_accuracy"\n'
     )
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(said)):
         recipe.run(path, out=tmp_path / "run", device="cpu")
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_training_for_no_classifier_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\nsummary = "none of its own"\nlike = "cifar-table1-100"\n[training]\nepochs = 5\n')
-    with pytest.raises(
-        ValueError, match=r"mine\.toml: training must be left out of a recipe that trains no classifier"
-    ):
-        recipe.load(path)
 
 
 def test_what_a_recipe_is_like_belongs_to_its_run(tmp_path: Path) -> None:

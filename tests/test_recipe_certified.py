@@ -28,18 +28,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINED = """
 [[classifier]]
 name = "F(3) certified"
-[classifier.model]
-name = "mlp"
-k = 3
-hidden = [8]
-[classifier.training]
-epochs = 6
-batch = 16
-rates = [0.02]
-optimizer = "adam"
-[classifier.training.certified]
-budget = 2
-ramp = 0.5
+model = { name = "mlp", k = 3, hidden = [8] }
+training = { epochs = 6, batch = 16, rates = [0.02], optimizer = "adam", certified = { budget = 2, ramp = 0.5 } }
 [[measure]]
 what = "certified_accuracy"
 classifiers = ["F(2)", "F(3) certified"]
@@ -93,36 +83,19 @@ name = "pixels"
 summary = "certificates in pixels"
 [data]
 npz = "colours.npz"
+[training]
+epochs = 8
+batch = 16
+rates = [0.02]
+optimizer = "adam"
 [[classifier]]
 name = "whole"
-[classifier.model]
-name = "mlp"
-k = 8
-hidden = [8]
-[classifier.training]
-epochs = 8
-batch = 16
-rates = [0.02]
-optimizer = "adam"
-[classifier.training.certified]
-budget = 2
-unit = "pixel"
+model = { name = "mlp", k = 8, hidden = [8] }
+training = { certified = { budget = 2, unit = "pixel" } }
 [[classifier]]
 name = "scaled"
-[classifier.model]
-name = "mlp"
-k = 0
-hidden = [8]
-clamp = [-0.2, 0.2]
-[classifier.training]
-epochs = 8
-batch = 16
-rates = [0.02]
-optimizer = "adam"
-[classifier.training.certified]
-budget = 2
-unit = "pixel"
-quick = true
+model = { name = "mlp", k = 0, hidden = [8], clamp = [-0.2, 0.2] }
+training = { certified = { budget = 2, unit = "pixel", quick = true } }
 [[measure]]
 what = "certified_accuracy"
 budgets = [1, 2]
@@ -147,17 +120,9 @@ def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture
     row = next(row for row in json.loads(capsys.readouterr().out)["rows"] if row.get("budget") == 2)
     assert row["value"] == results.find(classifier="whole", **what)["value"]
     for old, new, said in (
-        ('unit = "pixel"\n[[cl', 'unit = "pixle"\n[[cl', "did you mean 'pixel'"),
-        (
-            'unit = "pixel"\n[[cl',
-            'unit = "pixel"\nquick = true\n[[cl',
-            "whole: quick must be False unless the first",
-        ),
-        (
-            "budgets = [1, 2]",
-            "budgets = [3]",
-            "whole: certified accuracy.*k=8, bounds at most 2 changed pixels",
-        ),
+        ('unit = "pixel" } }', 'unit = "pixle" } }', "did you mean 'pixel'"),
+        ('unit = "pixel" } }', 'unit = "pixel", quick = true } }', "whole: quick must be False unless the first"),
+        ("budgets = [1, 2]", "budgets = [3]", "whole: certified accuracy.*k=8, bounds at most 2 changed pixels"),
     ):
         (tmp_path / "wrong.toml").write_text(PIXELS.replace(old, new))
         with pytest.raises(ValueError, match=said):
@@ -213,7 +178,7 @@ def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
     [
         (TRAINED.replace('classifiers = ["F(2)", "F(3) certified"]\n', ""), "F(0): certified accuracy"),
         (TRAINED.replace("budgets = [1, 2]", "budgets = [1, 4]", 1), "no certificate exists"),
-        (TRAINED.replace("budget = 2\nramp", "budget = 0\nramp"), "budget must be"),
+        (TRAINED.replace("budget = 2, ramp", "budget = 0, ramp"), "budget must be"),
         (TRAINED.replace("ramp = 0.5", "ramp = 1.5"), "certified: ramp must lie in [0, 1], got 1.5"),
         (TRAINED.replace("ramp = 0.5", "rampp = 0.5"), "did you mean"),
         (TRAINED.replace("ramp = 0.5", "quick = 1"), "certified: quick must be True or False, got 1"),
@@ -228,12 +193,16 @@ def test_what_cannot_be_certified_is_said_before_anything_is_trained(
     assert not list((tmp_path / "run").glob("*/checkpoint.safetensors"))
 
 
+def certify_words(run: Path, folder: Path) -> list[str]:
+    x, y = data.read_npz(run.parent / "tiny.npz", "x_test", "y_test")
+    np.savez(folder / "mine.npz", x=x, y=y)
+    return ["certify", str(run / "f3certified"), "--data", str(folder / "mine.npz"), "--device", "cpu"]
+
+
 def test_the_command_certifies_a_checkpoint(
     certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
-    np.savez(tmp_path / "mine.npz", x=x, y=y)
-    words = ["certify", str(certified / "f3certified"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu"]
+    words = certify_words(certified, tmp_path)
     file = tmp_path / "certified.json"
     assert main([*words, "--budget", "2", "--budget", "1", "--out", str(file), "--quiet"]) == 0
     shown = capsys.readouterr().out
@@ -263,18 +232,7 @@ def test_the_command_certifies_a_checkpoint(
 def test_the_command_has_certificates_challenged(
     certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
-    np.savez(tmp_path / "mine.npz", x=x, y=y)
-    words = [
-        "certify",
-        str(certified / "f3certified"),
-        "--data",
-        str(tmp_path / "mine.npz"),
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
-    words += ["--challenge", "--queries", "30", "--steps", "10"]
+    words = [*certify_words(certified, tmp_path), "--quiet", "--challenge", "--queries", "30", "--steps", "10"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["command"] == "ell0 certify f3certified --data mine.npz --challenge --queries 30 --steps 10"

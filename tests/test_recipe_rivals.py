@@ -32,19 +32,20 @@ summary = "the rivals, small"
 seed = 3
 [data]
 npz = "colours.npz"
+[training]
+epochs = 10
+batch = 16
+rates = [0.01]
+optimizer = "adam"
 [[classifier]]
 name = "parts"
 [classifier.model]
 name = "partition"
 parts = 5
 hidden = [8]
-[classifier.training]
-epochs = 10
-batch = 16
-rates = [0.01]
-optimizer = "adam"
 [[classifier]]
 name = "copies"
+training = { augment = "shift" }
 [classifier.model]
 name = "ablation"
 keep = 4
@@ -52,16 +53,7 @@ selection = 10
 samples = 60
 confidence = 0.9
 precision = "bf16"
-[classifier.model.base]
-name = "cnn"
-widths = [6, 8]
-hidden = [9]
-[classifier.training]
-epochs = 10
-batch = 16
-rates = [0.01]
-optimizer = "adam"
-augment = "shift"
+base = { name = "cnn", widths = [6, 8], hidden = [9] }
 [[measure]]
 what = "clean_accuracy"
 [[measure]]
@@ -188,7 +180,7 @@ def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.Captu
         assert said in capsys.readouterr().err
 
 
-BASE = '[classifier.model.base]\nname = "cnn"\nwidths = [6, 8]\nhidden = [9]\n'
+BASE = 'base = { name = "cnn", widths = [6, 8], hidden = [9] }\n'
 CERTIFIED = 'what = "certified_accuracy"\n'
 
 
@@ -205,9 +197,9 @@ CERTIFIED = 'what = "certified_accuracy"\n'
         ("samples = 60\n", "sample = 60\n", "unknown key 'sample'; did you mean 'samples'?"),
         ('precision = "bf16"', 'precision = "fp16"', "precision must be one of 'fp32', 'bf16', got 'fp16'"),
         (BASE, "", "the table [classifier.model.base] is missing"),
-        ('name = "cnn"\n', 'name = "partition"\n', "base: name must be one of"),
-        ('name = "cnn"\n', 'name = "cnn"\nin_shape = [3, 4, 4]\n', "copies: the model must take rows of shape (6, 4"),
-        ('name = "cnn"\nwidths = [6, 8]', 'name = "mlp"\nk = [0, 1]', "base: k must have one value, got [0, 1]"),
+        ('name = "cnn"', 'name = "partition"', "base: name must be one of"),
+        ('name = "cnn"', 'name = "cnn", in_shape = [3, 4, 4]', "copies: the model must take rows of shape (6, 4"),
+        ('name = "cnn", widths = [6, 8]', 'name = "mlp", k = [0, 1]', "base: k must have one value, got [0, 1]"),
         (CERTIFIED, f"{CERTIFIED}beta = 1.0\n", "beta must be left out for parts, whose votes are for any value"),
         (CERTIFIED, f'{CERTIFIED}method = "ibp"\n', "measure 2: method must be left out for parts, whose votes"),
         ('unit = "pixel"', "", 'budget 1, 2: unit must be "pixel", of which a vote sees all channels, got "feature"'),

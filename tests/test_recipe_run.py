@@ -223,16 +223,23 @@ def test_a_folder_that_is_not_free_is_left_alone(tiny: Path, out: Path, tmp_path
     with pytest.raises(ValueError, match="holds one of another recipe"):
         recipe.run(tiny, out=out, device="cpu")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    for name, said in (("full", "holds other files"), ("file", "got the file")):
-        place = tmp_path / name
-        if name == "full":
-            place.mkdir()
-            (place / "thesis.tex").touch()
-        else:
-            place.touch()
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    (full / "thesis.tex").touch()
+    file.touch()
+    for place, said in ((full, "holds other files"), (file, "got the file")):
         with pytest.raises(ValueError, match=said):
             recipe.run(tiny, out=place, device="cpu")
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+    assert [path.name for path in full.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("written", [None, "1"])
+def test_a_run_of_another_version_is_refused(tiny: Path, out: Path, written: str | None) -> None:
+    (out / ".format").unlink() if written is None else (out / ".format").write_text(written)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds a run of another version of ell0, .* continue: give another out"):
+        recipe.run(tiny, out=out, device="cpu")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_other_data_is_refused(tiny: Path, out: Path, tmp_path: Path) -> None:
@@ -430,66 +437,27 @@ def test_the_interval_of_a_median_is_that_of_the_tables(n: int, j: int) -> None:
     assert record == (n + 1) / 2
 
 
-UNIT = """
-name = "unit"
-summary = "digits in [0, 1]"
-[data]
-name = "digits"
-scale = "unit"
-train_rows = 200
-[[classifier]]
-name = "F(2)"
-[classifier.model]
-name = "mlp"
-k = 2
-hidden = [8]
-[classifier.training]
-epochs = 3
-batch = 50
-rates = [0.1]
-refresh = 1
-attack_precision = "bf16"
-[classifier.training.attack]
-name = "sparse_rs"
-budget = 3
-queries = 5
-beta = 5.0
-[[measure]]
-what = "robust_accuracy"
-budgets = [3]
-queries = [10]
-beta = [5.0]
-rows = 40
-[[measure]]
-what = "worst_case"
-budgets = [3]
-beta = [1.0, 5.0]
-queries = 10
-steps = 3
-rows = 40
-"""
-
-
 def test_in_the_unit_scale_the_attacker_can_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The box is stretched about the middle of the range, in training, in every measure and in the gallery."""
-    path = tmp_path / "unit.toml"
-    path.write_text(UNIT)
+    path = edited(write_recipe(tmp_path), 'npz = "tiny.npz"\nvalidation = true', 'name = "digits"\nscale = "unit"')
+    edited(path, 'scale = "unit"', 'scale = "unit"\ntrain_rows = 60')
+    edited(path, "refresh = 2", 'refresh = 2\nattack_precision = "bf16"')
+    edited(edited(path, "repeats = 2", "repeats = 2\nrows = 9"), "[4, 8]", "[4, 8]\nrows = 30")
     balls: list[L0Ball] = []
     ordinary = L0Ball.box
     monkeypatch.setattr(L0Ball, "box", lambda ball, x: balls.append(ball) or ordinary(ball, x))  # type: ignore[func-returns-value]
     out = recipe.run(path, out=tmp_path / "run", device="cpu")
-    assert {(ball.low, ball.high) for ball in balls if ball.budget} == {(-2.0, 3.0), (0.0, 1.0)}
+    assert {(ball.low, ball.high) for ball in balls if ball.budget} == {(-4.5, 5.5), (0.0, 1.0)}
     splits = read_splits(recipe.load(path).data, None)
     assert all((float(x.min()), float(x.max())) == (0.0, 1.0) for x, _ in (splits.train, splits.test))
     rows = Results.load(out / "results.json").rows
     assert all(row["scale"] == "unit" for row in rows if row["what"] == "robust_accuracy")
-    (timed,) = [row for row in rows if row["what"] == "training_seconds"]
-    assert timed["attack_precision"] == "bf16"
+    assert [row.get("attack_precision") for row in rows if row["what"] == "training_seconds"] == [None, "bf16"]
     assert load_checkpoint(out / "f2").card["scale"] == "unit"
     with np.load(out / "gallery.npz") as gallery:
         assert (gallery["clean"].min(), gallery["clean"].max()) == (-1.0, 1.0)
         changed = gallery["f2/adv"][gallery["f2/adv"] != gallery["clean"]]
-    assert set(changed.tolist()) == {-5.0, 5.0}
+    assert set(changed.tolist()) == {-10.0, 10.0}
     before = (out / "results.json").read_bytes()
     recipe.run(path, out=out, device="cpu")
     assert Results.load(out / "results.json").rows == json.loads(before)["rows"]

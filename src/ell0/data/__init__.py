@@ -2,21 +2,9 @@
 
 from .dataset import DataError, DataSet
 from .fetch import get
-from .loading import RANGES, SPLITS, Rows, Scale, Status, load, status
-from .npz import read_npz
+from .loading import RANGES, SPLITS, Rows, Scale, Status, load, read_npz, status
 from .sets import SETS
 
 __all__ = [
-    "RANGES",
-    "SETS",
-    "SPLITS",
-    "DataError",
-    "DataSet",
-    "Rows",
-    "Scale",
-    "Status",
-    "get",
-    "load",
-    "read_npz",
-    "status",
-]
+    "RANGES", "SETS", "SPLITS", "DataError", "DataSet", "Rows", "Scale", "Status", "get", "load", "read_npz", "status",
+]  # fmt: skip

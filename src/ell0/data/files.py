@@ -16,10 +16,7 @@ Root = str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Location:
-    """A folder that has every file of one form of a set. paths: in the order of ``form.files``.
-
-    advice: what to do about a broken file.
-    """
+    """A folder that has every file of one form of a set. paths: of ``form.files``.  advice: about a broken file."""
 
     form: Form
     folder: Path

@@ -1,7 +1,6 @@
-"""Readers of file formats: IDX, which MNIST has, and the batches of CIFAR-10, binary and Python."""
+"""Readers of file formats, for contents that were checked by hash: IDX, and the batches of CIFAR-10."""
 
 import io
-import math
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +16,8 @@ _PIXELS = 3 * 32 * 32
 
 def read_idx(data: bytes) -> Bytes:
     """An array of bytes. Format: two zero bytes, type 8, the number of dimensions, big-endian sizes, the values."""
-    if data[:3] != b"\0\0\x08" or len(data) < 4:
-        raise ValueError(f"an IDX file of bytes begins with 00 00 08, got {data[:3].hex(' ') or 'nothing'}")
     start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise ValueError(f"an IDX header of {data[3]} dimensions has {start} bytes, got {len(data)}")
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
-    if math.prod(shape) != len(data) - start:
-        raise ValueError(f"an IDX file of shape {shape} has {math.prod(shape)} values, got {len(data) - start}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 

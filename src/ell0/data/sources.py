@@ -6,14 +6,10 @@ import os
 import shutil
 import subprocess
 import tarfile
-import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import IO, Any
 
 import numpy as np
 
@@ -21,10 +17,8 @@ from ..common import Progress, Step
 from .dataset import File, Items, Source
 from .png import read_png
 
-OPEN_SECONDS = 8.0
-READ_SECONDS = 30.0
+SECONDS = 15.0  # without an answer from a server
 CLIENT_SECONDS = 1800.0
-_CHUNK = 1 << 18
 _LARGEST_MEMBER = 1 << 26
 _LARGEST_DOWNLOAD = 1 << 29
 
@@ -113,38 +107,13 @@ def debian_idx(package: str) -> Source:
 def _download(url: str, work: Path, progress: Progress) -> Path:
     """Saves what a server sends, as much of it as arrives."""
     done, path = 0, work / url.rpartition("/")[2]
-    with _open(url) as answer, path.open("wb") as file:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer, path.open("wb") as file:
         length = answer.headers.get("Content-Length")
-        while done < _LARGEST_DOWNLOAD and (chunk := answer.read(_CHUNK)):
+        while done < _LARGEST_DOWNLOAD and (chunk := answer.read(1 << 18)):
             file.write(chunk)
             done += len(chunk)
             progress(Step(f"kB of {path.name}", done // 1000, int(length) // 1000 if length else None))
     return path
-
-
-def _open(url: str) -> http.client.HTTPResponse:
-    """urlopen, given up after ``OPEN_SECONDS``: its own timeout holds for each address, and not for name look-up."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(urllib.request.urlopen(url, timeout=READ_SECONDS))
-        except Exception as error:
-            answers.put(error)
-
-    Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=OPEN_SECONDS)
-    except Empty:
-        raise TimeoutError(f"no answer within {OPEN_SECONDS:g} seconds") from None
-    if isinstance(answer, urllib.error.HTTPError):
-        raise OSError(f"the server answered {answer.code} {answer.reason}")
-    if isinstance(answer, urllib.error.URLError):
-        raise OSError(str(answer.reason))
-    if isinstance(answer, Exception):
-        raise answer
-    response: http.client.HTTPResponse = answer
-    return response
 
 
 def _members(tar: tarfile.TarFile, names: set[str]) -> Iterator[tuple[str, bytes]]:
@@ -155,7 +124,7 @@ def _members(tar: tarfile.TarFile, names: set[str]) -> Iterator[tuple[str, bytes
         if name in left and member.isfile():
             if member.size > _LARGEST_MEMBER:
                 raise ValueError(f"{member.name} must have at most {_LARGEST_MEMBER:,} bytes, got {member.size:,}")
-            stream: IO[bytes] | None = tar.extractfile(member)
+            stream = tar.extractfile(member)
             yield name, stream.read() if stream else b""
             left.discard(name)
             if not left:
@@ -170,8 +139,7 @@ def _npm_pack(package: str, work: Path, progress: Progress) -> Path:
 
 
 def _which(program: str) -> str:
-    path = shutil.which(program)
-    if path is None:
+    if (path := shutil.which(program)) is None:
         raise FileNotFoundError(f"{program} is not on PATH")
     return path
 

@@ -24,7 +24,7 @@ from ..train import Trades, TrainConfig, TrainingObjective
 from .models import VOTERS, read_models
 from .plan import BoxedAttack, Classifier, Recipe, Task, belongs, slug
 from .splits import DataSource
-from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, to_toml, whole
+from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, named, to_toml, whole
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -138,11 +138,8 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     name = top.need("name", TEXT)
     if slug(name) != name:
         raise ValueError(f"{path.name}: name must be lower-case letters, digits and hyphens, got {name!r}")
-    summary, seed, threads = (
-        top.need("summary", TEXT),
-        top.take("seed", whole(0), 0),
-        top.take("threads", whole(1), None),
-    )
+    summary, seed = top.need("summary", TEXT), top.take("seed", whole(0), 0)
+    threads = top.take("threads", whole(1), None)
     used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
     source, over = _data(top, path.parent), top.table("training")
     if over is not None and "classifier" not in content:
@@ -212,10 +209,8 @@ def _classifiers(
     training.close()
     table.close()
     given |= {"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {}
-    try:
+    with named(training.where):
         config = TrainConfig(**given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{training.where}: {error}") from error
     return pattern, [
         Classifier(
             pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each)),
@@ -237,10 +232,8 @@ def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | N
         given["low"], given["high"] = stretched(RANGES[source.scale], table.take("beta", POSITIVE, 1.0))
     given |= table.rest(_CERTIFIED if trades is None else _TRADES)
     table.close()
-    try:
+    with named(table.where):
         return certify.Objective(**given) if trades is None else Trades(**given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{table.where}: {error}") from error
 
 
 def _training_attack(table: TomlTable | None, source: DataSource) -> tuple[BoxedAttack | None, int]:
@@ -261,10 +254,8 @@ def _rehearse(where: str, attack: BoxedAttack) -> None:
         return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
 
     x, y = torch.zeros(1, 3, 2, 2), torch.ones(1, dtype=torch.int64)
-    try:
+    with named(where):
         attack.configured()(model, x, y, attack.ball(1))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where}: {error}") from error
 
 
 def _unit(table: TomlTable) -> Unit:
@@ -351,13 +342,12 @@ def _check_names(where: str, classifiers: list[Classifier]) -> None:
     if not classifiers:
         raise ValueError(f"{where}: must train a classifier ([[classifier]]) or use another recipe's (use = [...])")
     seen: dict[str, str] = {}
-    for one in classifiers:
-        folder = slug(one.name)
-        if not folder:
-            raise ValueError(f"{where}: a classifier's name must have a letter or a digit, got {one.name!r}")
-        if folder in seen:
-            raise ValueError(f"{where}: classifiers must have different names, got {seen[folder]!r} and {one.name!r}")
-        seen[folder] = one.name
+    for name in (one.name for one in classifiers):
+        if not slug(name):
+            raise ValueError(f"{where}: a classifier's name must have a letter or a digit, got {name!r}")
+        if slug(name) in seen:
+            raise ValueError(f"{where}: classifiers must have different names, got {seen[slug(name)]!r} and {name!r}")
+        seen[slug(name)] = name
 
 
 def _check_keys(where: str, recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from .models import base_shape, build, fitted
 from .plan import Classifier, Recipe, Task, slug
 from .reading import load, names
 from .splits import Splits, read_splits
+from .toml import named
 from .verdicts import Verdicts
 
 FORMAT = "2"
@@ -72,7 +73,9 @@ def run(
     data = read_splits(recipe.data, root)
     _check_data(recipe, data, team)
     team.once(partial(_check_homes, recipe, folder, data, resume))
-    with _threads(recipe.threads), ExitStack() as held:
+    with ExitStack() as held:
+        held.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(recipe.threads or torch.get_num_threads())
         team.once(partial(held.enter_context, _held(folder, recipe, resume)))
         _Run(recipe, folder, place, data, progress, team).go()
     return folder
@@ -215,7 +218,7 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
             )
         build(model)
         if one.objective is not None:
-            with _named(one.name):
+            with named(one.name):
                 one.objective.check(build(model, seed=0), *(part[:1] for part in data.train))
     for task in recipe.tasks:
         split, wanted = task.split, task.rows
@@ -227,18 +230,9 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
             raise ValueError(f'{task}: unit must be "feature" for rows of shape {shape}, got "pixel"')
         if task.what == "certified_accuracy":
             network = build(_fitted(task.classifier, data), seed=0).eval()
-            with _named(task):
+            with named(task):
                 ball = replace(task.certified_ball, budget=max(task.budgets))
                 certify.certifier(network, task.row.get("method", "best")).check(rows[:1], ball)
-
-
-@contextmanager
-def _named(what: object) -> Iterator[None]:
-    """Puts what was checked before the message of an error."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"{what}: {error}") from error
 
 
 def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> None:
@@ -289,31 +283,15 @@ def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
     with opened as file:
-        _lock(file, home)
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"out must be free, but another process is at work in {str(home)!r}") from None
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            pass
         _check_home(home, its, resume)  # again: from now on nobody else changes it
         write_whole(home / ".format", FORMAT.encode())
         write_whole(home / "recipe.toml", its.text)
         yield
-
-
-def _lock(file: TextIO, home: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BusyError(f"out must be free, but another process is at work in {str(home)!r}") from None
-    except OSError:  # a file system without locks
-        return
-
-
-@contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

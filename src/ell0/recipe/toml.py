@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,15 @@ from ..common import did_you_mean
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+
+@contextmanager
+def named(where: object) -> Iterator[None]:
+    """Puts the place before the message of an error about a value."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)
