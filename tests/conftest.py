@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-import chromium
 from ell0 import recipe, report
 from ell0.ops import kernel
 from report_runs import Outline, run_folder
@@ -71,14 +70,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outline(run: Path) -> Outline:
     """What the page of that run folder is made of."""
     return Outline(report.page([run]))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    if chromium.FOUND is None:
-        pytest.skip("no Chromium on this machine")
-    with chromium.Chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture

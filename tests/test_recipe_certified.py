@@ -18,7 +18,7 @@ from ell0.certify.network_bounds import NetworkBounds
 from ell0.cli import main
 from ell0.cli.certify import _broken
 from ell0.recipe.verdicts import Verdicts, decided, proven
-from ell0.report._parts import certified_part, other_units_part
+from ell0.report.sections import certified_section, other_units_section
 from ell0.results import Measurement, Results, Row
 from ell0.train import load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
@@ -315,7 +315,7 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
         certified_row(1, 0.75, attack="worst case", beta=100.0, certified=0.65),
     ]
     radius = Measurement.of("certified_radius", 1.0, classifier="F", low=0.0, high=2.0)
-    part = certified_part(certified, [radius], worst, "pixels")
+    part = certified_section(certified, [radius], worst, "pixels")
     assert part.table is not None
     any_value, alone, boxed = part.table.lines
     assert [any_value[-1], alone[-1], boxed[-1]] == ["10.0\u00a0%", "\N{EN DASH}", "10.0\u00a0%"]
@@ -343,7 +343,7 @@ def test_the_curves_are_those_of_the_same_rows() -> None:
         (worst, [(1, 70.0), (2, 50.0)], "any value; the 10 rows that were attacked"),
         ([replace(row, n=100) for row in worst], [(1, 90.0), (2, 80.0), (3, 10.0)], "any value"),
     ):
-        (chart,) = certified_part(certified, [], rows, "inputs").charts
+        (chart,) = certified_section(certified, [], rows, "inputs").charts
         proven, attacked = chart.series
         assert chart.note == note
         assert [(p.x, p.y) for p in proven.points] == points
@@ -352,7 +352,7 @@ def test_the_curves_are_those_of_the_same_rows() -> None:
 
 def test_pixels_stand_apart_from_features() -> None:
     row = certified_row(20, 0.5, attack="worst case", beta=1.0, n=10, **{"unit": "pixel"})
-    part = other_units_part([row], "pixel")
+    part = other_units_section([row], "pixel")
     assert part.heading == "Counted in pixels"
     assert part.table is not None
     assert part.table.lines[0][:3] == ("F", "20", "worst case, values within ±1")
@@ -360,7 +360,7 @@ def test_pixels_stand_apart_from_features() -> None:
 
 def test_certificates_of_other_terms_are_lines_of_their_own() -> None:
     certified = [certified_row(m, 1 / m, **more) for more in ({}, {"method": "ibp"}, {"unit": "pixel"}) for m in (1, 2)]
-    part = certified_part(certified, [], [], "inputs")
+    part = certified_section(certified, [], [], "inputs")
     notes = ["any value", "any value, by ibp", "any value, counted in pixels"]
     assert [chart.note for chart in part.charts] == notes
     assert all(len(line.points) == 2 for chart in part.charts for line in chart.series)

@@ -17,7 +17,7 @@ import chromium
 from ell0 import report
 from ell0.data.png import read_png
 from ell0.recipe import slug
-from ell0.report import _charts, _gallery, _read, _view
+from ell0.report import charts, gallery, run_files, sections, views
 from ell0.results import Measurement
 from report_runs import RECIPE, REPOSITORY, Outline, accuracy, log, results, rows, run_folder
 
@@ -35,9 +35,9 @@ def test_charts_show_ours_theirs_and_intervals(outline: Outline) -> None:
 
 
 def test_a_chart_is_drawn_to_scale() -> None:
-    points = [_charts.Point(x, y, y / 2, y / 2 + 50, f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
-    axes = _charts.Axis("queries", "log values"), _charts.Axis("accuracy", ends=(0.0, 100.0))
-    svg = str(_charts.Chart("title", "note", *axes, [_charts.Series("a", 0, points)]).svg("id"))
+    points = [charts.ChartPoint(x, y, y / 2, y / 2 + 50, f"{x}") for x, y in ((1, 0.0), (10, 50.0), (100, 100.0))]
+    axes = charts.Axis("queries", "log values"), charts.Axis("accuracy", ends=(0.0, 100.0))
+    svg = str(charts.Chart("title", "note", *axes, [charts.Series("a", 0, points)]).svg("id"))
     (line,) = re.findall(r'<polyline class="line [^"]*" points="([^"]*)"', svg)
     (x1, y1), (x2, y2), (x3, y3) = (tuple(map(float, pair.split(","))) for pair in line.split())
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11)
@@ -52,12 +52,12 @@ def test_a_chart_is_drawn_to_scale() -> None:
 
 def test_points_and_lines_stand_where_they_belong() -> None:
     found = Measurement.of("accuracy", 0.5, classifier="F", low=0.4, high=0.6, paper=0.7, budget=3)
-    (series,) = _view._lines([found], "budget", {"F": 0}, "changed")
+    (series,) = views._lines([found], "budget", {"F": 0}, "changed")
     (ours,), (paper,) = series.points, series.paper
     assert (ours.x, ours.y, ours.low, ours.high) == (3, 50.0, 40.0, 60.0)
     assert (paper.x, paper.y) == (3, 70.0)
     epochs = [json.loads(line) for line in log(60, 25, 0.1).splitlines()]
-    loss, train, validation = _view._training({"F": epochs}, {"F": 0})
+    loss, train, validation = sections._training({"F": epochs}, {"F": 0})
     assert list(loss.lines) == [25, 50]
     for chart, key, scale in (
         (loss, "loss", 1),
@@ -70,22 +70,22 @@ def test_points_and_lines_stand_where_they_belong() -> None:
 @pytest.mark.parametrize("values", [[5.0], [0.0, 0.0], [1e-6, 2e6], [3.0, 3.0001]])
 @pytest.mark.parametrize("kind", ["linear", "values"])
 def test_charts_of_few_or_far_values(values: list[float], kind: Any) -> None:
-    points = [_charts.Point(value, value) for value in values]
+    points = [charts.ChartPoint(value, value) for value in values]
     svg = str(
-        _charts.Chart("t", "n", _charts.Axis("x", kind), _charts.Axis("y"), [_charts.Series("a", 3, points)]).svg("i")
+        charts.Chart("t", "n", charts.Axis("x", kind), charts.Axis("y"), [charts.Series("a", 3, points)]).svg("i")
     )
     assert "nan" not in svg
     assert svg.count('class="tick"') >= 2
 
 
 def test_styles_differ_in_more_than_colour() -> None:
-    styles = range(_charts.COLOURS)
-    assert len({(style % len(_charts._SHAPES), style % _charts.DASHES) for style in styles}) == len(styles)
+    styles = range(charts.COLOURS)
+    assert len({(style % len(charts._SHAPES), style % charts.DASHES) for style in styles}) == len(styles)
 
 
 def test_pixels_of_the_gallery_are_those_of_the_images() -> None:
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    assert (read_png(_gallery.png(image)) == image).all()
+    assert (read_png(gallery.png(image)) == image).all()
 
 
 def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
@@ -112,10 +112,10 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
 
 
 def test_labels_are_said_in_words_where_there_are_some(run: Path) -> None:
-    gallery = _read.read(run).gallery
-    assert gallery is not None
+    found = run_files.read(run).gallery
+    assert found is not None
     names = [f"class {label}" for label in range(10)]
-    for plain, named in zip(_gallery.exhibits(gallery), _gallery.exhibits(gallery, names), strict=True):
+    for plain, named in zip(gallery.exhibits(found), gallery.exhibits(found, names), strict=True):
         assert named.label == f"class {plain.label}"
         for one, other in zip(plain.pictures, named.pictures, strict=True):
             verb, label = one.says.split()
@@ -180,7 +180,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
         for row in rows()
     ]
     hostile += [row | {"attack": HOSTILE} for row in hostile if row.get("attack") == "sparse_rs"]
-    hostile += [{"what": HOSTILE, HOSTILE: HOSTILE, "value": HOSTILE, "paper": 1.0}]
+    hostile += [{"what": HOSTILE, HOSTILE: HOSTILE, "value": 1.0, "flags": [HOSTILE], "decided": {HOSTILE: 1}}]
     found = results(HOSTILE, hostile)
     found.command = found.device = found.commit = HOSTILE
     found.versions = {HOSTILE: HOSTILE}
@@ -203,7 +203,7 @@ def test_contrast() -> None:
         for paper in ("paper", "raised"):
             for ink in ("ink", "soft", "accent", "link", "good", "bad"):
                 assert _contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
-            for line in (f"c{i}" for i in range(_charts.COLOURS)):
+            for line in (f"c{i}" for i in range(charts.COLOURS)):
                 assert _contrast(theme[line], theme[paper]) >= 3, (line, paper)
         assert _contrast(theme["warn"], theme["warn-paper"]) >= 4.5
 
@@ -243,45 +243,11 @@ def _wide(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["table", "wide", "both"])
-def opened(
-    request: pytest.FixtureRequest, run: Path, browser: chromium.Chromium, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[chromium.Chromium, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    sources = {"table": [run], "wide": [folder / "wide"], "both": [run, folder / "wide"]}[request.param]
-    if folder / "wide" in sources:
-        _wide(folder / "wide")
-    return browser, report.write(sources, folder / "page.html")
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_browser_has_nothing_to_complain_of(opened: tuple[chromium.Chromium, Path], width: int, dark: bool) -> None:
-    browser, page = opened
-    browser.open(page, width=width, dark=dark)
-    assert browser.complaints == []
-    assert [url for url in browser.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
-    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", background))) < 3 * 128) == dark
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_clipped_or_overlaps(opened: tuple[chromium.Chromium, Path], width: int) -> None:
-    browser, page = opened
-    browser.open(page, width=width)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    assert browser.evaluate(_OUTSIDE) == []
-    assert browser.evaluate(_OVERLAPPING) == []
-    assert browser.evaluate("Math.min(...[...document.querySelectorAll('.chart text')].map(e => "
-                            "e.getBoundingClientRect().height))") >= 12  # fmt: skip
-
-
 # Elements that stick out of the page sideways, unless they lie in something that scrolls.
 _OUTSIDE = """[...document.querySelectorAll('main *, header *, footer *')]
 .filter(e => !e.closest('.scroll, pre, .unseen') && e.getBoundingClientRect().width)
 .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < -0.5)
 .map(e => e.outerHTML.slice(0, 80))"""
-
 
 # Labels of a chart that touch, or leave its figure.
 _OVERLAPPING = """[...document.querySelectorAll('.chart svg')].flatMap(svg => {
@@ -294,35 +260,56 @@ _OVERLAPPING = """[...document.querySelectorAll('.chart svg')].flatMap(svg => {
   return hits.concat(out);
 })"""
 
+_WIDTH = "document.documentElement.scrollWidth"
 
-def test_paper_has_room_for_the_table(run: Path, browser: chromium.Chromium, tmp_path: Path) -> None:
-    browser.open(report.write([run], tmp_path / "page.html"), width=700, media="print")  # A4 between its margins
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 700
+# The least height of a chart's labels; the link to the verdict where it has the focus; what scrolls, without a focus.
+_REST = """Math.min(...[...document.querySelectorAll('.chart text')].map(e => e.getBoundingClientRect().height)),
+(skip => (skip.focus(), [skip.getBoundingClientRect().top >= 0, getComputedStyle(skip).outlineStyle]))
+  (document.querySelector('a, button, input, [tabindex]')),
+(document.querySelectorAll('details').forEach(e => { e.open = true; }),
+  [...document.querySelectorAll('.scroll, pre')].filter(e => e.scrollWidth > e.clientWidth)
+  .filter(e => (e.focus(), document.activeElement !== e)).length)"""
 
 
-def test_the_browser_sees_what_must_not_be(browser: chromium.Chromium, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=["table", "wide", "both"])
+def page(request: pytest.FixtureRequest, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    wide = [] if request.param == "table" else [_wide(folder / "wide")]
+    return report.write(wide if request.param == "wide" else [run, *wide], folder / "page.html")
+
+
+@chromium.needed
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_browser_shows_all_of_the_page(page: Path, width: int) -> None:
+    """It fits, nothing is clipped or overlaps, the keyboard reaches what scrolls, and the console stays empty."""
+    seen = chromium.look(page, f"[{_WIDTH}, {_OUTSIDE}, {_OVERLAPPING}, {_REST}]", width=width)
+    assert seen.complaints == []
+    wide, outside, overlapping, least, skip, unreached = seen.value
+    assert (wide, outside, overlapping, skip, unreached) == (width, [], [], [True, "solid"], 0)
+    assert least >= 12
+
+
+@chromium.needed
+def test_dark_and_printed_pages(run: Path, tmp_path: Path) -> None:
+    page = report.write([run], tmp_path / "page.html")
+    for dark in (False, True):
+        colour = chromium.look(page, "getComputedStyle(document.body).backgroundColor", width=360, dark=dark).value
+        assert (sum(map(int, re.findall(r"\d+", colour))) < 3 * 128) == dark
+    assert chromium.look(page, _WIDTH, width=700, paper=True).value <= 700  # A4 between its margins
+
+
+@chromium.needed
+def test_the_browser_sees_what_must_not_be(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     page.write_text(
-        "<!doctype html><main><figure class=chart style='margin:0'><svg width=100 height=50>"
-        "<text x=5 y=20>one</text><text x=9 y=20>two</text></svg></figure><p style='width:500px'>wide</p></main>"
-        "<img src='http://127.0.0.1:9/x.png'>"
+        f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{policy}"><main><figure class=chart '
+        "style='margin:0'><svg width=100 height=50><text x=5 y=20>one</text><text x=9 y=20>two</text></svg></figure>"
+        "<p style='width:500px'>wide</p></main><img src='http://127.0.0.1:9/x.png'>"
     )
-    browser.open(page, width=360)
-    assert any("127.0.0.1:9" in url for url in browser.requests)
-    assert browser.complaints
-    assert browser.evaluate("document.documentElement.scrollWidth") > 360
-    assert browser.evaluate(_OUTSIDE)
-    assert browser.evaluate(_OVERLAPPING) == ["one on two"]
-
-
-def test_the_keyboard_reaches_what_scrolls(opened: tuple[chromium.Chromium, Path]) -> None:
-    browser, page = opened
-    browser.open(page, width=360)
-    browser.ask("Input.dispatchKeyEvent", type="keyDown", key="Tab", windowsVirtualKeyCode=9)
-    assert browser.evaluate("document.activeElement.className") == "skip"
-    assert browser.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
-    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    browser.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
-    scrolling = "[...document.querySelectorAll('.scroll, pre')].filter(e => e.scrollWidth > e.clientWidth)"
-    assert browser.evaluate(f"{scrolling}.length") > 1
-    assert browser.evaluate(f"{scrolling}.every(e => (e.focus(), document.activeElement === e))")
+    seen = chromium.look(page, f"[{_WIDTH}, {_OUTSIDE}, {_OVERLAPPING}]", width=360)
+    assert any("127.0.0.1:9" in words for words in seen.complaints)
+    wide, outside, overlapping = seen.value
+    assert wide > 360
+    assert outside
+    assert overlapping == ["one on two"]

@@ -390,17 +390,15 @@ def test_pages_need_neither_scipy_nor_scikit_learn(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.html"))) == len(names)
 
 
+@chromium.needed
 @pytest.mark.parametrize("width", [360, 1440])
-def test_pages_fit_a_browser(browser: chromium.Chromium, pages: dict[str, Path], width: int) -> None:
+def test_pages_fit_a_browser(pages: dict[str, Path], width: int) -> None:
+    # Words of a chart that lie outside of it.
+    outside = (
+        "[...document.querySelectorAll('.chart svg')].flatMap(s => [...s.querySelectorAll('text')].filter(t => {"
+        "const a = s.getBoundingClientRect(), b = t.getBoundingClientRect();"
+        "return b.left < a.left - 1 || b.right > a.right + 8 || b.bottom > a.bottom + 1})).map(t => t.textContent)"
+    )
     for page in pages.values():
-        browser.open(page, width=width, dark=width == 360)
-        assert browser.complaints == []
-        assert browser.requests == [page.resolve().as_uri()]
-        assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        # every chart's words lie inside it
-        outside = browser.evaluate(
-            "[...document.querySelectorAll('.chart svg')].flatMap(s => [...s.querySelectorAll('text')].filter(t => {"
-            "const a = s.getBoundingClientRect(), b = t.getBoundingClientRect();"
-            "return b.left < a.left - 1 || b.right > a.right + 8 || b.bottom > a.bottom + 1})).map(t => t.textContent)"
-        )
-        assert outside == []
+        seen = chromium.look(page, f"[document.documentElement.scrollWidth, {outside}]", width=width, dark=width == 360)
+        assert seen == chromium.Seen([width, []], [])

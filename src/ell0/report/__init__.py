@@ -8,11 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..common import write_whole
-from ._charts import legend_mark
-from ._read import Run, read
-from ._view import View, view
-from ._words import INFERRED, Cell, duration
+from .charts import legend_mark
+from .formatting import INFERRED, Cell, duration
+from .run_files import Run, read
 from .theory_pages import malware_view, theory_view
+from .views import View, view_of
 
 __all__ = ["page", "verdict", "write"]
 
@@ -41,7 +41,7 @@ def verdict(sources: Sequence[Path | str]) -> str:
     views = _views(sources)
     lines = []
     for each in views:
-        name = f"{each.name}:" if len(views) > 1 else ""
+        name = f"{each.results.name}:" if len(views) > 1 else ""
         lines.append(" ".join(filter(None, [name, each.state, str(each.verdict), each.flagged])))
     return "\n".join(lines)
 
@@ -49,14 +49,14 @@ def verdict(sources: Sequence[Path | str]) -> str:
 def _views(sources: Sequence[Path | str]) -> list[View]:
     if isinstance(sources, str | Path) or not sources:
         raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
-    return [_view_of(read(Path(source))) for source in sources]
+    return [_view(read(Path(source))) for source in sources]
 
 
-def _view_of(run: Run) -> View:
+def _view(run: Run) -> View:
     measured = {row.get("what") for row in run.results.rows}
     if "robust_error" in measured:
         return theory_view(run.results)
-    return malware_view(run.results) if "evasion" in measured else view(run)
+    return malware_view(run.results) if "evasion" in measured else view_of(run)
 
 
 def write(sources: Sequence[Path | str], out: Path | str) -> Path:

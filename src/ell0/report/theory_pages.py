@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from markupsafe import Markup
 
 from ..results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Measurement, Results
-from ._charts import Axis, Chart, Point, Series
-from ._parts import Part, Table
-from ._rows import figure_words, grouped
-from ._verdict import Verdict
-from ._view import View
-from ._words import Cell, number, percent
+from .charts import Axis, Chart, ChartPoint, Series
+from .formatting import Cell, number, percent
+from .sections import PageTable, Section
+from .selection import figure_words, grouped
+from .verdicts import Verdict
+from .views import View
 
 _ERRORS = Axis("robust error", ends=(0.0, 100.0), unit=" %")
 _LOWER, _BAYES = "lower bound of any classifier", "Bayes, no attack"
@@ -42,7 +42,7 @@ def theory_view(results: Results) -> View:
         "Clipping the terms instead gives {}. Every classifier errs on at least {}. This is with {}. k and clip were "
         "chosen on other draws than those that measured them."
     ).format(percent(clipped.value), percent(bound.value), _signal(near["decay"]))
-    return _view(results, Verdict("Exact worst case, Gaussian mixture", headline, (note,)), parts)
+    return View(results, Verdict("Exact worst case, Gaussian mixture", headline, (note,)), tuple(parts))
 
 
 def malware_view(results: Results) -> View:
@@ -68,24 +68,24 @@ def malware_view(results: Results) -> View:
     ]
     head = ("detector", "chosen", "accuracy", "false positives", "median certified radius")
     parts = [
-        Part(
+        Section(
             "Evasion",
             "The attacker adds features to malware and removes none. The detectors are linear, so the fewest additions "
             "that evade are known exactly: no attack needs fewer.",
             (chart,),
-            Table(("added", *accuracy), tuple(curve)),
+            PageTable(("added", *accuracy), tuple(curve)),
             "Share of malware taken for harmless, with 95 % interval",
         ),
-        Part(
+        Section(
             "What it costs",
             "The certified radius of a row is the number of additions, whichever they are, under which it stays "
             "detected; a missed row counts as minus 1.",
-            table=Table(head, tuple(costs)),
+            table=PageTable(head, tuple(costs)),
             caption="On the test split, with 95 % intervals",
         ),
         _about(results),
     ]
-    return _view(results, _malware_verdict(results, accuracy), parts)
+    return View(results, _malware_verdict(results, accuracy), tuple(parts))
 
 
 def _malware_verdict(results: Results, accuracy: dict[str, Measurement]) -> Verdict:
@@ -106,7 +106,7 @@ def _malware_verdict(results: Results, accuracy: dict[str, Measurement]) -> Verd
     return Verdict("Exact worst case, add-only attacker", headline, tuple(notes))
 
 
-def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> Part:
+def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> Section:
     charts = []
     lines: list[tuple[str | Cell, ...]] = []
     for d, some in grouped(errors, lambda row: row["d"]):
@@ -124,17 +124,17 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> P
             shares = Cell.share(equal), Cell.share(chosen), number(chosen["k"]), Cell.share(clipped), Cell.share(bound)
             lines.append((number(d), number(budget), *shares))
     head = ("d", "m", "k = m", "k chosen", "k", "clipped", "lower bound")
-    return Part(
+    return Section(
         f"Robust error over budget: {_signal(decay)}",
         "The classifiers use the Bayes weight. Their worst case is a closed form of the sorted products, so these are "
         "errors under the best possible attack, with values of any size. The lower bound holds for every classifier.",
         tuple(charts),
-        Table(head, tuple(lines)),
+        PageTable(head, tuple(lines)),
         "Robust error with 95 % interval",
     )
 
 
-def _over_k(rows: list[Measurement]) -> list[Part]:
+def _over_k(rows: list[Measurement]) -> list[Section]:
     charts = []
     for (d, decay), some in grouped(rows, lambda row: (row["d"], row["decay"])):
         series = _series(some, "budget", "k", "k", {})
@@ -144,16 +144,18 @@ def _over_k(rows: list[Measurement]) -> list[Part]:
         "Each line begins at k = m, the choice of the paper. Dropping far more terms than the attacker can change "
         "pays: the terms that are left lie closer together, so a change moves the sum less."
     )
-    return [Part("Choosing k", words, tuple(charts))] if charts else []
+    return [Section("Choosing k", words, tuple(charts))] if charts else []
 
 
-def _exponents(rows: list[Measurement]) -> list[Part]:
+def _exponents(rows: list[Measurement]) -> list[Section]:
     charts = []
     for (decay, eps), some in grouped(rows, lambda row: (row["decay"], row["eps"])):
         series = []
         for i, (what, name) in enumerate(_EXPONENTS.items()):
             found = [row for row in some if row.what == what and math.isfinite(row.value)]
-            points = [Point(x := row["log10_d"], row.value, words=f"d = 10^{x}: {number(row.value)}") for row in found]
+            points = [
+                ChartPoint(x := row["log10_d"], row.value, words=f"d = 10^{x}: {number(row.value)}") for row in found
+            ]
             series += [Series(name, i, points)] * bool(points)
         note = f"robust error ε = {eps:g}, {_signal(decay)}"
         axes = Axis("log₁₀ d", "log"), Axis("exponent of d")
@@ -164,10 +166,10 @@ def _exponents(rows: list[Measurement]) -> list[Part]:
         "needs an ε between 0.159 + c₁ and 1/2, and there is none below d = 6.8 · 10⁹: each line begins where the "
         "theorem applies. The constant in the lemma behind it is 2 here; the paper has 8."
     )
-    return [Part("Where the theorem applies", words, tuple(charts))] if charts else []
+    return [Section("Where the theorem applies", words, tuple(charts))] if charts else []
 
 
-def _about(results: Results) -> Part:
+def _about(results: Results) -> Section:
     lines = [
         (f"{row['split']} rows", number(row.value), f"{number(row['malware'])} of them malware")
         for row in results.select(what="rows")
@@ -178,20 +180,12 @@ def _about(results: Results) -> Part:
         ("conflicting rows", "left out: labelled both malware and harmless"),
     ):
         lines += [(what, number(row.value), words) for row in results.select(what=what)]
-    return Part(
+    return Section(
         "The data",
         "Thresholds, C and the budget trained for were chosen on the validation split.",
-        table=Table(("what", "number", "about them"), tuple(lines)),
+        table=PageTable(("what", "number", "about them"), tuple(lines)),
         caption="The rows of training, validation and test",
     )
-
-
-def _view(results: Results, verdict: Verdict, parts: Sequence[Part]) -> View:
-    return View(
-        name=results.name, state="", results=results, recipe=None, units="inputs", items="rows", scale="",
-        verdict=verdict, flags=(), accuracies=None, charts=(), medians=None, exhibits=(), training=(), ends=None,
-        times=None, quoted=None, others=None, parts=tuple(parts),
-    )  # fmt: skip
 
 
 def _settings(row: Measurement) -> str:
@@ -211,7 +205,7 @@ def _series(rows: Iterable[Measurement], line: str, x: str, words: str, styles: 
     ]
 
 
-def _point(row: Measurement, x: float, words: str) -> Point:
+def _point(row: Measurement, x: float, words: str) -> ChartPoint:
     low, high = (None if end is None else 100 * end for end in (row.low, row.high))
     at = f"k = {number(x)}" if words == "k" else f"{number(x)} {words}"
-    return Point(x, 100 * row.value, low, high, f"{at}: {figure_words(row)}")
+    return ChartPoint(x, 100 * row.value, low, high, f"{at}: {figure_words(row)}")

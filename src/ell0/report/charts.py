@@ -20,7 +20,7 @@ DASHES = 4
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     x: float
     y: float
     low: float | None = None
@@ -34,8 +34,8 @@ class Series:
 
     name: str
     style: int
-    points: Sequence[Point]
-    paper: Sequence[Point] = ()
+    points: Sequence[ChartPoint]
+    paper: Sequence[ChartPoint] = ()
 
 
 @dataclass(frozen=True)
@@ -81,31 +81,27 @@ class Chart:
         return "; ".join(parts) + "."
 
     def svg(self, ident: str) -> Markup:
-        xs = [p.x for one in self.series for p in (*one.points, *one.paper)]
-        ys = [
-            v for one in self.series for p in (*one.points, *one.paper) for v in (p.y, p.low, p.high) if v is not None
-        ]
-        x = _Scale(self.x, xs, _LEFT + _PAD, WIDTH - _RIGHT - _PAD)
-        y = _Scale(self.y, ys, HEIGHT - _BOTTOM, _TOP)
-        root = ET.Element("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+        points = [p for one in self.series for p in (*one.points, *one.paper)]
+        x = _Scale(self.x, [p.x for p in points], _LEFT + _PAD, WIDTH - _RIGHT - _PAD)
+        heights = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
+        y = _Scale(self.y, heights, HEIGHT - _BOTTOM, _TOP)
+        root = ET.Element("svg", {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img"})
         root.set("aria-labelledby", f"{ident}-title {ident}-desc")
-        ET.SubElement(root, "title", id=f"{ident}-title").text = f"{self.title}, {self.note}"
-        ET.SubElement(root, "desc", id=f"{ident}-desc").text = self.description()
+        _add(root, "title", f"{self.title}, {self.note}", id=f"{ident}-title")
+        _add(root, "desc", self.description(), id=f"{ident}-desc")
         self._axes(root, x, y)
         for at in self.lines:
             _line(root, "refresh", x(at), _TOP, x(at), HEIGHT - _BOTTOM)
         for one in self.series:
             _band(root, one, x, y)
         for one in self.series:
-            path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in one.points)
-            ET.SubElement(root, "polyline", {"class": f"line {classes(one.style)}", "points": path})
+            way = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in one.points)
+            _add(root, "polyline", kind=f"line {classes(one.style)}", points=way)
         for one in self.series:
             for p in one.paper:
-                words = f"{one.name}, the paper, {p.words}"
-                mark(root, one.style, x(p.x), y(p.y), 6, "paper").append(_title(words))
-            every = max(1, len(one.points) // 8)
-            for p in one.points[::every]:
-                mark(root, one.style, x(p.x), y(p.y), 3.4).append(_title(f"{one.name}, {p.words}"))
+                _add(_mark(root, one.style, x(p.x), y(p.y), 6, "paper"), "title", f"{one.name}, the paper, {p.words}")
+            for p in one.points[:: max(1, len(one.points) // 8)]:
+                _add(_mark(root, one.style, x(p.x), y(p.y), 3.4), "title", f"{one.name}, {p.words}")
         return Markup(ET.tostring(root, encoding="unicode"))
 
     def _axes(self, root: ET.Element, x: _Scale, y: _Scale) -> None:
@@ -123,8 +119,8 @@ def legend_mark(style: int, *, paper: bool = False) -> Markup:
     """A piece of line with its mark, for a legend in the page's text."""
     root = ET.Element("svg", {"viewBox": "0 0 30 14", "class": "key", "aria-hidden": "true"})
     if not paper:
-        ET.SubElement(root, "polyline", {"class": f"line {classes(style)}", "points": "1,7 29,7"})
-    mark(root, style, 15, 7, 5 if paper else 3.8, "paper" if paper else "")
+        _add(root, "polyline", kind=f"line {classes(style)}", points="1,7 29,7")
+    _mark(root, style, 15, 7, 5 if paper else 3.8, "paper" if paper else "")
     return Markup(ET.tostring(root, encoding="unicode"))
 
 
@@ -132,11 +128,19 @@ def classes(style: int) -> str:
     return f"c{style % COLOURS} d{style % DASHES}"
 
 
-def mark(root: ET.Element, style: int, x: float, y: float, r: float, kind: str = "") -> ET.Element:
+def _add(parent: ET.Element, tag: str, text: str | None = None, **attributes: float | str) -> ET.Element:
+    """A new element in another. kind: its class."""
+    words = {key: value if isinstance(value, str) else f"{value:.1f}" for key, value in attributes.items()}
+    element = ET.SubElement(parent, tag, {("class" if key == "kind" else key): value for key, value in words.items()})
+    element.text = text
+    return element
+
+
+def _mark(root: ET.Element, style: int, x: float, y: float, r: float, kind: str = "") -> ET.Element:
     shape = _SHAPES[style % len(_SHAPES)]
     name = f"mark {classes(style)} {kind}".rstrip()
     if shape == "circle":
-        return ET.SubElement(root, "circle", {"class": name, "cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": f"{r:g}"})
+        return _add(root, "circle", kind=name, cx=x, cy=y, r=r)
     s, t = 0.9 * r, 1.25 * r
     corners = {
         "square": [(-s, -s), (s, -s), (s, s), (-s, s)],
@@ -144,35 +148,26 @@ def mark(root: ET.Element, style: int, x: float, y: float, r: float, kind: str =
         "up": [(0, -t), (t, s), (-t, s)],
         "down": [(0, t), (t, -s), (-t, -s)],
     }[shape]
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return ET.SubElement(root, "polygon", {"class": name, "points": points})
+    return _add(root, "polygon", kind=name, points=" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners))
 
 
 def _band(root: ET.Element, one: Series, x: _Scale, y: _Scale) -> None:
-    known = [p for p in one.points if p.low is not None and p.high is not None]
-    if len(known) < 2:
-        for p in known:
-            _line(root, f"whisker {classes(one.style)}", x(p.x), y(p.low or 0.0), x(p.x), y(p.high or 0.0))
-        return
-    way = [(p.x, p.high) for p in known] + [(p.x, p.low) for p in reversed(known)]
-    points = " ".join(f"{x(a):.1f},{y(b or 0.0):.1f}" for a, b in way)
-    ET.SubElement(root, "polygon", {"class": f"band {classes(one.style)}", "points": points})
+    known = [(x(p.x), y(p.low), y(p.high)) for p in one.points if p.low is not None and p.high is not None]
+    if len(known) == 1:
+        ((at, low, high),) = known
+        _line(root, f"whisker {classes(one.style)}", at, low, at, high)
+    elif known:
+        way = [(at, high) for at, _, high in known] + [(at, low) for at, low, _ in reversed(known)]
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in way)
+        _add(root, "polygon", kind=f"band {classes(one.style)}", points=points)
 
 
 def _line(root: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:
-    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    ET.SubElement(root, "line", {"class": kind, **ends})
+    _add(root, "line", kind=kind, x1=x1, y1=y1, x2=x2, y2=y2)
 
 
 def _label(root: ET.Element, x: float, y: float, anchor: str, text: str, kind: str = "tick") -> None:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, "class": kind}
-    ET.SubElement(root, "text", place).text = text
-
-
-def _title(words: str) -> ET.Element:
-    title = ET.Element("title")
-    title.text = words
-    return title
+    _add(root, "text", text, x=x, y=y, kind=kind).set("text-anchor", anchor)
 
 
 class _Scale:

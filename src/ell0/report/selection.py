@@ -1,4 +1,4 @@
-"""Rows of results: who was measured, with what, and which of them say the same."""
+"""Which measurement is which: classifier, attack and effort; groups, and the lowest of a group."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..results import WORST_CASE, Measurement
-from ._words import beta_words, number, percent, span, tenths
+from .formatting import beta_words, number, percent, span, tenths
 
 Key = TypeVar("Key", bound=Hashable)
-
 Rows = list[Measurement]
+
 _SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "steps", "beta", "protocol", "unit")
 
 
@@ -29,7 +29,7 @@ def attack_of(row: Measurement) -> str:
 
 def figure_words(row: Measurement) -> str:
     interval = span(row, tenths)
-    return percent(row.get("value")) + (f" ({interval})" if interval else "")
+    return percent(row.value) + (f" ({interval})" if interval else "")
 
 
 def effort_of(row: Measurement) -> str:
@@ -41,8 +41,12 @@ def spent_on(row: Measurement) -> tuple[float, float]:
     return row.get("queries") or 0, row.get("steps") or 0
 
 
+def box_of(row: Measurement) -> float:
+    return float(row.get("beta") or 0)
+
+
 def attack_words(row: Measurement) -> str:
-    """An attack with all that it was given, its queries or steps aside."""
+    """An attack with its parameters, except queries and steps."""
     more = [f"{key} = {number(value)}" for key, value in row.identity.items() if key not in _SETTING]
     unit = "unit pixel" if row.get("unit") == "pixel" else None
     protocol = "paper protocol" if row.get("protocol") == "paper" else row.get("protocol")
@@ -58,14 +62,13 @@ def grouped(rows: Iterable[Measurement], key: Callable[[Measurement], Key]) -> l
 
 
 def least_of(rows: Iterable[Measurement], *keys: str) -> Rows:
-    """One row for each classifier and budget, and value of these keys: the lowest, as nothing may break a robust row.
+    """The lowest row for each classifier, budget and value of these keys, as a robust row withstands everything.
 
-    It speaks of the widest box, which holds the points of the others.
+    Its beta becomes that of the widest box, which holds the points of the others.
     """
-    groups = grouped(rows, lambda row: tuple(row.get(key) for key in ("classifier", "budget", *keys)))
     least = []
-    for _, some in groups:
-        widest = sorted(some, key=lambda row: -(row.get("beta") or 0))
+    for _, some in grouped(rows, lambda row: tuple(row.get(key) for key in ("classifier", "budget", *keys))):
+        widest = sorted(some, key=box_of, reverse=True)
         least.append(with_entries(min(widest, key=lambda row: row.value), beta=widest[0].get("beta")))
     return least
 

@@ -1,19 +1,17 @@
-"""Figures as words: shares with their intervals, times, names."""
+"""Figures as text: shares with their intervals, numbers, times."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..evaluation import Share
-from ..results import Measurement
+from ..results import Figure, Measurement, Share
 
 NONE = "\N{EN DASH}"
 INFERRED = 512
 """Rows that the paper's robust accuracies seem to be over: it does not say, but they are multiples of 1/512."""
-
 _ROUNDING = 1e-12  # of an end that is 0 or 1, in results files from elsewhere
 GAP = "\u00a0"  # between a figure and its unit no line ends
 
@@ -32,36 +30,23 @@ class Cell:
 
     @classmethod
     def share(cls, row: Measurement) -> Self:
-        paper, share = row.get("paper"), paper_share(row)
-        low, high = (share.low, share.high) if share else (paper, paper)
-        return cls(
-            percent(row.get("value")),
-            span(row, tenths),
-            None if paper is None else percent(paper),
-            _against(row, low, high),
-        )
+        share = paper_share(row)
+        ends = (share.low, share.high) if share else (row.paper, row.paper)
+        return cls(percent(row.value), span(row, tenths), _or_none(percent, row.paper), _against(row, *ends))
 
     @classmethod
     def plain(cls, row: Measurement) -> Self:
-        paper = row.get("paper")
         interval = span(row, number)
-        return cls(
-            number(row.get("value")),
-            interval,
-            None if paper is None else number(paper),
-            _against(row, paper, paper) if interval else None,
-        )
+        against = _against(row, row.paper, row.paper) if interval else None
+        return cls(number(row.value), interval, _or_none(number, row.paper), against)
 
 
-def paper_share(row: Measurement) -> Share | None:
-    """The paper's figure with the interval that it would have; None where its n is not even inferred."""
-    paper, n = row.get("paper"), row.get("paper_n")
-    known = isinstance(paper, int | float) and 0 <= paper <= 1 and isinstance(n, int) and n > 0
-    return Share(round(row["paper"] * row["paper_n"]), row["paper_n"]) if known else None
+def _or_none(form: Callable[[float], str], value: float | None) -> str | None:
+    return None if value is None else form(value)
 
 
 def _against(row: Measurement, low: float | None, high: float | None) -> str | None:
-    if low is None or high is None or not finite(row.get("value")):
+    if low is None or high is None or not finite(row.value):
         return None
     ours = ends(row)
     if ours[0] > high + _ROUNDING:
@@ -69,10 +54,16 @@ def _against(row: Measurement, low: float | None, high: float | None) -> str | N
     return "below" if ours[1] < low - _ROUNDING else "meets"
 
 
+def paper_share(row: Measurement) -> Share | None:
+    """The paper's figure with the interval that it would have; None where its n is not even inferred."""
+    if row.paper is None or not 0 <= row.paper <= 1 or not row.paper_n:
+        return None
+    return Share(round(row.paper * row.paper_n), row.paper_n)
+
+
 def ends(row: Measurement) -> tuple[float, float]:
-    """From where to where a figure's interval goes; without one it is the figure."""
-    low, high = (row[key] if finite(row.get(key)) else row["value"] for key in ("low", "high"))
-    return low, high
+    """The ends of a figure's interval; the figure, if it has none."""
+    return row.value if row.low is None else row.low, row.value if row.high is None else row.high
 
 
 def finite(value: Any) -> bool:
@@ -88,11 +79,11 @@ def tenths(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def span(row: Mapping[str, Any], form: Callable[[float], str]) -> str | None:
-    """The interval of a row, low to high."""
-    if not finite(row.get("low")) or not finite(row.get("high")):
+def span(row: Measurement | Figure, form: Callable[[float], str]) -> str | None:
+    """An interval, low to high."""
+    if row.low is None or row.high is None or not finite(row.low) or not finite(row.high):
         return None
-    return f"{form(row['low'])}{NONE}{form(row['high'])}"
+    return f"{form(row.low)}{NONE}{form(row.high)}"
 
 
 def number(value: Any) -> str:
@@ -102,10 +93,6 @@ def number(value: Any) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def whole(value: Any) -> str | None:
-    return f"{value:,}" if isinstance(value, int) else None
 
 
 def duration(seconds: Any) -> str:
@@ -122,6 +109,6 @@ def beta_words(beta: Any) -> str | None:
     return None if beta is None else f"values within ±{number(beta)}"
 
 
-def series(words: list[str]) -> str:
+def enumeration(words: list[str]) -> str:
     """``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
 from ..results import Measurement
-from ._rows import Rows, attack_of, attack_words, effort_of, figure_words, grouped, is_worst, least_of, spent_on, who
-from ._words import GAP, beta_words, ends, number, paper_share, percent, series, span, tenths
+from .formatting import GAP, beta_words, ends, enumeration, number, paper_share, percent, span, tenths
+from .selection import (
+    Rows,
+    attack_of,
+    attack_words,
+    box_of,
+    effort_of,
+    figure_words,
+    grouped,
+    is_worst,
+    least_of,
+    spent_on,
+    who,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,14 +46,7 @@ class Flag:
     first: bool
 
 
-def verdict_of(
-    clean: Rows,
-    certified: Rows,
-    worst: Rows,
-    single: Rows,
-    units: str,
-    items: str,
-) -> Verdict:
+def verdict_of(clean: Rows, certified: Rows, worst: Rows, single: Rows, units: str, items: str) -> Verdict:
     if worst:
         chosen = _at_one_budget(least_of(_fairly(worst)))
         note = Markup("Every attack and value set counts: a test {} is lost as soon as one of them breaks it. {}")
@@ -50,7 +54,7 @@ def verdict_of(
         return Verdict("Worst case", _headline(chosen, units, items), notes, who(chosen[0]))
     if single:
         chosen = _at_one_budget(least_of(_fairly(single)))
-        found = min(_alike(single, chosen[0]), key=lambda row: row["value"])
+        found = min(_alike(single, chosen[0]), key=lambda row: row.value)
         several = len({attack_of(row) for row in single}) > 1
         note = Markup("This is {} alone ({}){}, so an upper bound: the worst case of all attacks was not measured. {}")
         which = ", the strongest of several" if several else ""
@@ -59,14 +63,13 @@ def verdict_of(
         return Verdict(kind, _headline(chosen, units, items), (words,), who(chosen[0]))
     if certified:
         chosen = _at_one_budget(certified)
-        note = Markup("This is proven, so a lower bound; no attack was run. {}").format(
-            _choice(chosen, certified, units)
-        )
-        return Verdict("Proven", _headline(chosen[:1], units, items, "is proven to keep"), (note,), who(chosen[0]))
+        note = Markup("This is proven, so a lower bound; no attack was run. {}")
+        headline = _headline(chosen[:1], units, items, "is proven to keep")
+        return Verdict("Proven", headline, (note.format(_choice(chosen, certified, units)),), who(chosen[0]))
     if clean:
-        best = max(clean, key=lambda row: row["value"])
+        best = max(clean, key=lambda row: row.value)
         headline = Markup("{} gets <strong>{}</strong> of {} test {} right; no attack was run.").format(
-            who(best), figure_words(best), number(best.get("n")), items
+            who(best), figure_words(best), number(best.n), items
         )
         return Verdict("Clean accuracy", headline, (), who(best))
     return Verdict("Figures", Markup("These results hold no accuracy; their figures stand below."), ())
@@ -79,13 +82,13 @@ def _alike(rows: Rows, other: Measurement) -> Rows:
 
 def _fairly(rows: Rows) -> Rows:
     """Those of the classifiers and budgets that were attacked in most ways: fewer would look like robustness."""
+
+    def ways(some: Rows) -> set[tuple[str, str]]:
+        return {(attack_words(row), effort_of(row)) for row in some}
+
     groups = [some for _, some in grouped(rows, lambda row: (who(row), row.get("budget")))]
-    most = max(groups, key=lambda some: (len(_ways(some)), max((row.get("beta") or 0, spent_on(row)) for row in some)))
-    return [row for some in groups if _ways(some) >= _ways(most) for row in some]
-
-
-def _ways(rows: Rows) -> set[tuple[str, str]]:
-    return {(attack_words(row), effort_of(row)) for row in rows}
+    most = max(groups, key=lambda some: (len(ways(some)), max((box_of(row), spent_on(row)) for row in some)))
+    return [row for some in groups if ways(some) >= ways(most) for row in some]
 
 
 def _at_one_budget(rows: Rows) -> Rows:
@@ -94,13 +97,11 @@ def _at_one_budget(rows: Rows) -> Rows:
     Of the budgets that most classifiers share it takes the largest at which one of them keeps half of the rows, else
     the smallest.
     """
-    budgets: dict[Any, Rows] = {}
-    for row in rows:
-        budgets.setdefault(row.get("budget") or 0, []).append(row)
+    budgets = dict(grouped(rows, lambda row: row.get("budget") or 0))
     most = max(map(len, budgets.values()))
     shared = sorted(budget for budget, group in budgets.items() if len(group) == most)
-    held = [budget for budget in shared if max(row["value"] for row in budgets[budget]) >= 0.5]
-    return sorted(budgets[held[-1] if held else shared[0]], key=lambda row: -row["value"])
+    held = [budget for budget in shared if max(row.value for row in budgets[budget]) >= 0.5]
+    return sorted(budgets[held[-1] if held else shared[0]], key=lambda row: -row.value)
 
 
 def _headline(chosen: Rows, units: str, items: str, keeps: str = "keeps") -> Markup:
@@ -108,12 +109,14 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str = "keeps") -> Mar
     if len(others) > 2:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
         rivals = [row for row in others if (row.get("k") == 0) != (best.get("k") == 0)] or others
-        others = rivals[:1] + ([min(rivals[1:], key=lambda row: row["value"])] if rivals[1:] else [])
-    changes = _changes(best.get("budget"), units) + " set to any value" + _within(best)
-    sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {}").format(
-        who(best), keeps, figure_words(best), number(best.get("n")), items, changes
+        others = rivals[:1] + ([min(rivals[1:], key=lambda row: row.value)] if rivals[1:] else [])
+    budget, beta = best.get("budget"), best.get("beta")
+    changes = f"1 {units[:-1]} is" if budget == 1 else f"{number(budget)} {units} are"
+    within = "" if beta is None else f" within ±{number(beta)}"
+    sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {} set to any value{}").format(
+        who(best), keeps, figure_words(best), number(best.n), items, changes, within
     )
-    rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row["value"])) for row in others]
+    rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row.value)) for row in others]
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
 
 
@@ -121,7 +124,7 @@ def _choice(chosen: Rows, rows: Rows, units: str) -> str:
     """Why the verdict speaks of this budget, where there were several."""
     if len({row.get("budget") for row in rows}) == 1:
         return ""
-    if chosen[0]["value"] < 0.5:
+    if chosen[0].value < 0.5:
         return "The verdict takes the smallest budget: at none does a classifier keep half."
     return f"The verdict takes the largest number of {units} at which a classifier keeps half."
 
@@ -130,28 +133,12 @@ def _by_protocol(single: Rows, best: Measurement) -> Iterator[Markup]:
     """The figure of the paper's protocol for the classifier and budget of the verdict, with most queries."""
     rows = [row for row in _alike(single, best) if row.get("protocol") == "paper"]
     if rows:
-        row = max(rows, key=lambda row: (row.get("beta") or 0, spent_on(row), -row["value"]))
+        row = max(rows, key=lambda row: (box_of(row), spent_on(row), -row.value))
+        share = paper_share(row)
+        interval = f" ({span(share, tenths)} if it took n = {number(share.n)})" if share else ""
+        paper = "" if row.paper is None else f"; the paper reports {percent(row.paper)}{interval}"
         words = "By the paper protocol ({}, {}, n = {}) the same classifier keeps {}{}."
-        yield Markup(words).format(
-            attack_of(row), _setting(row), number(row.get("n")), figure_words(row), _of_the_paper(row)
-        )
-
-
-def _of_the_paper(row: Measurement) -> str:
-    if row.get("paper") is None:
-        return ""
-    share = paper_share(row)
-    interval = f" ({span(share.record(), tenths)} if it took n = {number(share.n)})" if share else ""
-    return f"; the paper reports {percent(row['paper'])}{interval}"
-
-
-def _changes(budget: Any, units: str) -> str:
-    return f"1 {units[:-1]} is" if budget == 1 else f"{number(budget)} {units} are"
-
-
-def _within(row: Measurement) -> str:
-    beta = row.get("beta")
-    return "" if beta is None else f" within ±{number(beta)}"
+        yield Markup(words).format(attack_of(row), _setting(row), number(row.n), figure_words(row), paper)
 
 
 def _setting(row: Measurement) -> str:
@@ -161,10 +148,8 @@ def _setting(row: Measurement) -> str:
 def flags_of(rows: Rows, worst: Rows, single: Rows, first: str | None) -> list[Flag]:
     """Each flag once, with the rows that carry it, those of the classifier ``first`` before the others."""
     where: dict[str, Rows] = {}
-    for row in rows:
-        for words in row.flags:
-            where.setdefault(words, []).append(row)
-    for words, row in _not_the_worst(worst, single):
+    carried = [(words, row) for row in rows for words in row.flags]
+    for words, row in (*carried, *_not_the_worst(worst, single)):
         where.setdefault(words, []).append(row)
     flags = []
     for words, carriers in where.items():
@@ -172,7 +157,7 @@ def flags_of(rows: Rows, worst: Rows, single: Rows, first: str | None) -> list[F
         for name, some in grouped(carriers, who):
             budgets = {row.get("budget") or 0 for row in some}
             every = budgets == {row.get("budget") or 0 for row in rows if is_worst(row) and who(row) == name}
-            places.append(name if every else f"{name}, budget {series([number(b) for b in sorted(budgets)])}")
+            places.append(name if every else f"{name}, budget {enumeration([number(b) for b in sorted(budgets)])}")
         flags.append(Flag(words, "; ".join(places), first in {who(row) for row in carriers}))
     return sorted(flags, key=lambda flag: not flag.first)
 
@@ -181,9 +166,8 @@ def _not_the_worst(worst: Rows, single: Rows) -> Iterator[tuple[str, Measurement
     """Where one attack alone left less than the worst case: on the same rows, or by more than chance."""
     for row in least_of(worst):
         for one in _alike(single, row):
-            inside = (one.get("beta") or 0) <= (row.get("beta") or 0)
-            same = one.get("n") == row.get("n") and one["value"] < row["value"]
+            same = one.n == row.n and one.value < row.value
             apart = ends(one)[1] < ends(row)[0]
-            if inside and (same or apart):
+            if box_of(one) <= box_of(row) and (same or apart):
                 words = f"{attack_of(one)} alone ({_setting(one)}) leaves {figure_words(one)}"
                 yield f"not the worst case: {words}, all attacks together left {figure_words(row)}", row

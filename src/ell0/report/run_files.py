@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from ..recipe import Recipe, load, slug
 from ..results import Measurement, Results
-from ._words import NONE
+from .formatting import NONE
 
-Epoch = dict[str, Any]
+LogLine = dict[str, Any]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
-    """What an attack did to the images of a gallery, m of them, and what one classifier says.
+class AttackedImages:
+    """What an attack did to the m images of a gallery, and what one classifier says.
 
     adv: ``(m, channels, height, width)``.  said, says: ``(m,)``, the labels given to the clean and the attacked image.
     """
@@ -43,7 +43,7 @@ class Gallery:
 
     clean: Floats
     labels: Ints
-    attacked: dict[str, Attacked]
+    attacked: dict[str, AttackedImages]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Run:
     results: Results
     text: str | None = None
     recipe: Recipe | None = None
-    logs: dict[str, list[Epoch]] = field(default_factory=dict)
+    logs: dict[str, list[LogLine]] = field(default_factory=dict)
     gallery: Gallery | None = None
 
     @property
@@ -65,21 +65,25 @@ class Run:
         return self.recipe.data.name if self.recipe else None
 
     @property
-    def quoted(self) -> tuple[Measurement, ...]:
-        quoted = [dict(row) for row in self.recipe.quoted] if self.recipe else []
-        return tuple(Measurement.of(row.pop("what", NONE), row.pop("value"), **row) for row in quoted)
+    def quoted(self) -> list[Measurement]:
+        rows = [dict(row) for row in self.recipe.quoted] if self.recipe else []
+        return [Measurement.of(row.pop("what", NONE), row.pop("value"), **row) for row in rows]
 
-    def done(self) -> tuple[int, int] | None:
-        """How many of the figures that the recipe asks for are there, and how many it asks for; None if unknown."""
+    @property
+    def state(self) -> str:
+        """What is to be known before the verdict: whether figures are missing."""
         if self.recipe is None:
-            return None
-        asked = self.recipe.asked()
-        there = [row.key for row in self.results.rows]
-        return sum(row in there for row in asked), len(asked)
+            unknown = "The folder of this run lacks a recipe that it uses, so it is not known whether it is finished."
+            return "" if self.text is None else unknown
+        asked, there = self.recipe.asked(), [row.key for row in self.results.rows]
+        found = sum(row in there for row in asked)
+        return (
+            "" if found == len(asked) else f"Unfinished: {found:,} of the {len(asked):,} figures of the recipe exist."
+        )
 
 
 def read(source: Path) -> Run:
-    """A run folder, or a results file."""
+    """Reads a run folder, or a results file."""
     if source.is_file():
         return Run(Results.load(source))
     if not (source / "results.json").is_file():
@@ -109,7 +113,7 @@ def _recipe(path: Path) -> Recipe | None:
         raise ValueError(f"{path} is not a recipe: {error}") from error
 
 
-def _log(path: Path) -> list[Epoch]:
+def _log(path: Path) -> list[LogLine]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
     text = path.read_text() if path.exists() else ""
     try:
@@ -124,21 +128,17 @@ def _gallery(path: Path, classifiers: list[str]) -> Gallery | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             attacked = {
-                name: Attacked(*(file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")))
+                name: AttackedImages(*(file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")))
                 for name in classifiers
                 if f"{slug(name)}/adv" in file
             }
             gallery = Gallery(file["clean"], file["labels"], attacked)
-        _check_shapes(gallery)
+        images = gallery.clean.shape
+        if len(images) != 4 or images[1] not in (1, 3) or gallery.labels.shape != images[:1]:
+            raise ValueError(f"images must be (m, 1 or 3, height, width) with m labels, got {images}")
+        for name, one in attacked.items():
+            if one.adv.shape != images or not one.said.shape == one.says.shape == images[:1]:
+                raise ValueError(f"{name} has images of shape {one.adv.shape}, not the {images} of the clean ones")
         return gallery
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a gallery: {error}") from error
-
-
-def _check_shapes(gallery: Gallery) -> None:
-    images = gallery.clean.shape
-    if len(images) != 4 or images[1] not in (1, 3) or gallery.labels.shape != images[:1]:
-        raise ValueError(f"images must be (m, 1 or 3, height, width) with m labels, got {images}")
-    for name, attacked in gallery.attacked.items():
-        if attacked.adv.shape != images or not attacked.said.shape == attacked.says.shape == images[:1]:
-            raise ValueError(f"{name} has images of shape {attacked.adv.shape}, not the {images} of the clean ones")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ._read import Floats, Gallery
+from .run_files import Floats, Gallery
 
 
 @dataclass(frozen=True)
