@@ -165,11 +165,6 @@ def _compare(what: str, got: Tensor, want: Tensor, scale: Tensor, k: int) -> Non
         raise AssertionError(f"{what} of the truncated layer with k={k} differ from the definition by {excess:.2e}")
 
 
-def floor(bytes_moved: float, operations: float, copy_rate: float, matrix_rate: float) -> float:
-    """Seconds that work cannot take less than on a card with these rates of copying and of multiplying matrices."""
-    return max(bytes_moved / copy_rate, operations / matrix_rate)
-
-
 @dataclass(frozen=True)
 class Rates:
     """What the card did in this run: bytes read and written in a second, and fp32 operations."""
@@ -178,9 +173,9 @@ class Rates:
     matrix: float
 
     def row(self, seconds: float, batch: int, d: int, out: int) -> dict[str, float]:
-        """Bytes and operations of the dense product, the floor they set, and a time as a multiple of it."""
+        """Bytes and operations of the dense product, the seconds that these take at least, and a time over that."""
         bytes_moved, operations = FLOAT * (batch * d + out * d + batch * out), 2 * batch * d * out
-        least = floor(bytes_moved, operations, self.copy, self.matrix)
+        least = max(bytes_moved / self.copy, operations / self.matrix)
         return {"bytes": bytes_moved, "operations": operations, "floor": least, "over_floor": seconds / least}
 
 

@@ -1,6 +1,5 @@
 """Loading the compiled kernel, and living without it."""
 
-import _ctypes
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -71,12 +70,6 @@ def test_a_kernel_that_does_not_load_warns_once(folder: Path) -> None:
         assert kernel.build() == "none"
 
 
-def test_a_library_without_the_kernel_in_it_is_passed_over(folder: Path) -> None:
-    shutil.copy(_ctypes.__file__, folder / "_kernel.so")
-    assert kernel.builds() == ()
-    assert_works()
-
-
 @needs_kernel
 def test_a_broken_file_does_not_hide_a_good_one(folder: Path) -> None:
     installed = next(Path(reference.__file__).parent.glob("_kernel*.so"))
@@ -85,13 +78,6 @@ def test_a_broken_file_does_not_hide_a_good_one(folder: Path) -> None:
     with pytest.warns(UserWarning, match="_kernel.0.so"):
         assert kernel.builds()
     assert_works()
-
-
-def test_use_takes_a_build_and_gives_it_back(backend: str) -> None:
-    assert kernel.build() == backend
-    assert_works()
-    kernel.use(None)
-    assert kernel.build() == (*kernel.builds(), "none")[0]
 
 
 def test_an_unknown_build_is_refused(backend: str) -> None:

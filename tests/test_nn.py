@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
-from ell0.ops import truncated_linear
 
 inf, nan = math.inf, math.nan
 few = settings(max_examples=60, deadline=None)
@@ -27,15 +26,8 @@ def test_truncated_linear_starts_as_linear_and_leaves_the_generator_where_linear
         assert torch.equal(after, then)
         assert plain.state_dict().keys() == truncated.state_dict().keys()
         assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), truncated.parameters(), strict=True))
-
-
-def test_state_dicts_go_both_ways() -> None:
-    plain, truncated = nn.Linear(7, 5), TruncatedLinear(7, 5, k=2)
-    truncated.load_state_dict(plain.state_dict())
-    assert torch.equal(truncated.weight, plain.weight)
-    other = TruncatedLinear(7, 5, k=3)
-    plain.load_state_dict(other.state_dict())
-    assert torch.equal(plain.bias, other.bias)
+        truncated.load_state_dict(plain.state_dict())
+        plain.load_state_dict(truncated.state_dict())
 
 
 @few
@@ -46,24 +38,6 @@ def test_truncated_linear_is_the_sorted_middle_plus_bias(k: int, shape: tuple[in
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     middle = (x.unsqueeze(-2) * layer.weight).sort(-1).values[..., k : 9 - k].sum(-1)
     torch.testing.assert_close(layer(x), middle + layer.bias if bias else middle)
-
-
-def test_truncated_linear_with_k_zero_is_linear() -> None:
-    plain, truncated, x = nn.Linear(7, 5), TruncatedLinear(7, 5, k=0), torch.randn(3, 7)
-    truncated.load_state_dict(plain.state_dict())
-    assert torch.equal(plain(x), truncated(x))
-
-
-def test_truncated_linear_makes_one_call_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        calls.append(kwargs)
-        return truncated_linear(*args, **kwargs)
-
-    monkeypatch.setattr("ell0.nn.layers.truncated_linear", spy)
-    TruncatedLinear(7, 5, k=2)(torch.randn(3, 7))
-    assert calls == [{"k": 2, "prepared": None}]
 
 
 def test_repr_shows_k() -> None:
@@ -79,21 +53,14 @@ def test_device_and_dtype() -> None:
     assert (truncation.weight.device.type, truncation.weight.dtype) == ("meta", torch.float64)
 
 
-@pytest.mark.parametrize(("k", "good"), [(0, True), (391, True), (392, False), (400, False), (-1, False)])
-def test_bounds_of_k(k: int, good: bool) -> None:
+@pytest.mark.parametrize("k", [0, 391, 392, -1, True, 1.0, "1"])
+def test_bounds_of_k(k: Any) -> None:
     for build in (lambda: TruncatedLinear(784, 2, k), lambda: InputTruncation((1, 28, 28), k)):
-        if good:
+        if type(k) is int and 0 <= k < 392:
             build()
         else:
-            with pytest.raises(ValueError, match=f"0 <= 2\\*k < in_features, got k={k} with in_features=784"):
+            with pytest.raises(ValueError, match=rf"k must (be an integer|satisfy 0 <= 2\*k < in_features), got .*{k}"):
                 build()
-
-
-@pytest.mark.parametrize("k", [True, 1.0, "1", None])
-def test_k_must_be_an_int(k: Any) -> None:
-    for build in (lambda: TruncatedLinear(784, 2, k), lambda: InputTruncation(784, k)):
-        with pytest.raises(ValueError, match=f"k must be an integer, got {k!r}"):
-            build()
 
 
 def stays(u: list[float], k: int) -> list[bool]:
@@ -128,13 +95,6 @@ def test_input_truncation_removes_the_lowest_index_first() -> None:
     assert InputTruncation(4, 1)(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).tolist() == [[0.0, 0.0, 0.0, 1.0]]
 
 
-def test_input_truncation_starts_at_one_and_counts_over_all_channels() -> None:
-    x = torch.arange(12.0).view(1, 3, 2, 2) + 1
-    out = InputTruncation((3, 2, 2), 2)(x)
-    assert out.shape == x.shape
-    assert out.flatten().tolist() == [0.0, 0.0, *range(3, 11), 0.0, 0.0]
-
-
 @few
 @given(st.integers(0, 3), st.integers(0, 2**31))
 def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
@@ -150,26 +110,16 @@ def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
     torch.testing.assert_close(to_weight, torch.where(keep, grad * x, 0.0).sum(0))
 
 
-@pytest.mark.parametrize("huge", [inf, -inf, 1e38])
-def test_a_removed_infinity_is_zero_forward_and_backward(huge: float) -> None:
+@pytest.mark.parametrize(("huge", "weight"), [(inf, 1.0), (-inf, 1.0), (1e38, 1.0), (5.0, inf)])
+def test_a_removed_infinity_is_zero_forward_and_backward(huge: float, weight: float) -> None:
     layer = InputTruncation(5, 1)
+    layer.weight.data[1] = weight
     x = torch.tensor([[0.5, huge, -3.0, 3.0, 0.25]], requires_grad=True)
     out = layer(x)
     to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
     assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
     assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
     assert to_x.sum() == 3
-
-
-def test_a_removed_infinite_weight_is_zero_forward_and_backward() -> None:
-    layer = InputTruncation(5, 1)
-    with torch.no_grad():
-        layer.weight[1] = inf
-    x = torch.ones(1, 5, requires_grad=True)
-    out = layer(x)
-    to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
-    assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
-    assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
 
 
 def test_zero_times_infinity_is_zero_forward_and_backward() -> None:

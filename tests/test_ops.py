@@ -47,14 +47,6 @@ def test_kept_is_the_definition_in_words(terms: list[float], top: int, bottom: i
     assert torch.equal(keep_mask(torch.tensor(terms), top, bottom), stays)
 
 
-@given(cases())
-@settings(max_examples=100)
-def test_keep_mask_equals_the_definition(case: Case) -> None:
-    terms, *_ = case.tensors()
-    terms = terms.nan_to_num(nan=1.0).unsqueeze(1)
-    assert torch.equal(keep_mask(terms, case.top, case.bottom), reference.kept(terms, case.top, case.bottom))
-
-
 @given(
     st.integers(2, 200),
     st.sampled_from([1, 18]),
@@ -95,22 +87,6 @@ def test_every_backend_keeps_the_same_coefficients(
         assert torch.equal(to_weight, (x.detach() * stays).sum(0, keepdim=True)), backend
 
 
-@pytest.mark.parametrize("value", [1.0, -1.0, 0.0])
-@pytest.mark.parametrize(
-    ("top", "bottom"), [(3, 2), (1, 0), (0, 1), (8, 8), (16, 16), (17, 2), (0, 30), (40, 40), (30, 69)]
-)
-def test_ties_leave_lowest_index_first(backend: str, top: int, bottom: int, value: float) -> None:
-    weight = torch.arange(1.0, 101.0)[None].requires_grad_()
-    x = (value * torch.ones(5, 100) / weight.detach()).requires_grad_()
-    terms = reference.products(x.detach(), weight.detach())
-    trimmed_linear(x, weight, top=top, bottom=bottom).sum().backward()
-    assert x.grad is not None
-    kept = x.grad.nonzero()[:, 1].view(5, -1)
-    assert kept.shape[1] == 100 - top - bottom, backend
-    if (terms == value).all():
-        assert kept[0].tolist() == list(range(top + bottom, 100))
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [1, 3, 16])
 @pytest.mark.parametrize("d", [112, 640])
@@ -143,15 +119,6 @@ def test_many_removed_terms_of_few_values(seed: int) -> None:
     for backend in BACKENDS:
         with using(backend):
             assert torch.equal(trimmed_linear(x, weight, top=top, bottom=bottom).double(), out), backend
-
-
-@pytest.mark.parametrize("d", [63, 500, 1000])
-@pytest.mark.parametrize(("top", "bottom"), [(2, 1), (16, 0), (5, 12)])
-@pytest.mark.parametrize("kind", ["mnist", "gaussian", "sparse"])
-def test_layers_as_they_are_used(kind: str, d: int, top: int, bottom: int) -> None:
-    g = Generator().manual_seed(d)
-    x, weight = KINDS[kind](40, d, 1, g).float(), (gaussian(20, d, 1, g) / d**0.5).float()
-    check(x, weight, gaussian(1, 20, 1, g)[0].float(), gaussian(40, 20, 1, g).float(), top=top, bottom=bottom)
 
 
 # Bugs once seen.
@@ -289,19 +256,14 @@ def test_nan_stays_in_its_sample_and_in_its_column(backend: str, k: int, elsewhe
     assert torch.allclose(out[~lost], healed[~lost], rtol=1e-12)
 
 
-def test_nothing_removed_is_the_dense_layer(backend: str) -> None:
+def test_k_removes_as_many_on_each_side_and_0_is_the_dense_layer(backend: str) -> None:
     g = Generator().manual_seed(0)
     x, weight, bias = gaussian(5, 9, 1, g), gaussian(4, 9, 1, g), gaussian(1, 4, 1, g)[0]
     x[0, 0], weight[0, 0] = inf, 0.0
     assert truncated_linear(x, weight, bias, k=0).isnan().nonzero().tolist() == [[0, 0]], backend
     assert torch.equal(truncated_linear(x[1:], weight, bias, k=0), F.linear(x[1:], weight, bias))
-
-
-def test_k_is_top_and_bottom(backend: str) -> None:
-    g = Generator().manual_seed(0)
-    x, weight, bias = gaussian(5, 9, 1, g), gaussian(4, 9, 1, g), gaussian(1, 4, 1, g)[0]
     both = trimmed_linear(x, weight, bias, top=3, bottom=3)
-    assert torch.equal(truncated_linear(x, weight, bias, k=3), both), backend
+    assert torch.equal(truncated_linear(x, weight, bias, k=3), both)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -317,15 +279,6 @@ def test_cuts_are_the_last_terms_that_leave(backend: str, top: int, bottom: int,
         expected = terms[..., at] if removed else torch.full((20, 7), inf if found is high else -inf)
         expected = expected.to(dtype).index_fill(0, torch.tensor([3]), nan)
         assert torch.equal(found.view(20, 7).nan_to_num(7.5), expected.nan_to_num(7.5))
-
-
-@pytest.mark.parametrize("k", [1, 20])
-def test_nan_upstream_reaches_what_the_definition_says(backend: str, k: int) -> None:
-    g = Generator().manual_seed(k)
-    x, weight = gaussian(20, 50, 1, g), gaussian(18, 50, 1, g)
-    upstream = gaussian(20, 18, 1, g)
-    upstream[7, 11] = nan
-    check(x, weight, None, upstream, backends=[backend], top=k, bottom=k)
 
 
 # Prepared weights.

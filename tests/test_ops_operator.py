@@ -59,41 +59,28 @@ def test_gradients_are_the_slopes(backend: str, top: int, bottom: int) -> None:
     assert torch.autograd.gradcheck(product, leaves(3, 2, 40)), backend
 
 
-def test_a_second_derivative_is_refused(backend: str) -> None:
+def test_other_derivatives_are_refused(backend: str) -> None:
     x, weight, bias = leaves(3, 2, 20)
-    loss = trimmed_linear(x, weight, bias, top=2, bottom=1).square().sum()
-    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-    assert slope.requires_grad, backend
-    with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
-        slope.square().sum().backward()
-    (slope,) = torch.autograd.grad(trimmed_linear(x, weight, top=2, bottom=1).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
-        slope.square().sum().backward()
+    plain = x.detach()
 
+    def layer(x: Tensor) -> Tensor:
+        return trimmed_linear(x, weight, bias, top=2, bottom=1)
 
-def test_forward_derivatives_are_refused(backend: str) -> None:
-    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+    for loss in (layer(x).square().sum(), layer(x).sum()):
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        assert slope.requires_grad, backend
+        with pytest.raises(RuntimeError, match="trimmed_linear_backward"):
+            slope.square().sum().backward()
     with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.func.jvp(lambda x: trimmed_linear(x, weight, top=2, bottom=1), (x,), (torch.ones_like(x),))
-    with pytest.raises((RuntimeError, NotImplementedError)), forward_ad.dual_level():
-        trimmed_linear(forward_ad.make_dual(x, torch.ones_like(x)), weight, top=2, bottom=1)
-    assert backend == kernel.build()
-
-
-def test_functional_derivatives_are_refused(backend: str) -> None:
-    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
+        torch.func.jvp(layer, (plain,), (torch.ones_like(plain),))
+    with pytest.raises(NotImplementedError, match="no forward-mode"), forward_ad.dual_level():
+        layer(forward_ad.make_dual(plain, torch.ones_like(plain)))
     with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.grad(lambda x: trimmed_linear(x, weight, top=2, bottom=1).sum())(x)
-    assert backend == kernel.build()
-
-
-def test_without_saved_cuts_there_is_no_gradient(backend: str) -> None:
-    x, weight, bias = leaves(3, 2, 20)
+        torch.func.grad(lambda x: layer(x).sum())(plain)
     prepared = torch.ops.ell0.prepare(weight.detach())
     out, *_ = torch.ops.ell0.trimmed_linear(x, weight, bias, *prepared, [2, 1], False)
     with pytest.raises(RuntimeError, match="keep_cuts=False"):
         out.sum().backward()
-    assert backend == kernel.build()
 
 
 def test_cuts_are_kept_only_for_a_gradient(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +142,6 @@ def test_gradients_come_in_batches(backend: str) -> None:
     assert backend == kernel.build()
 
 
-def test_a_bias_alone_may_learn(backend: str) -> None:
-    x, weight, bias = leaves(5, 3, 40)
-    (grad,) = torch.autograd.grad(trimmed_linear(x.detach(), weight.detach(), bias, top=3, bottom=2).sum(), bias)
-    assert torch.equal(grad, torch.full_like(bias, 5)), backend
-
-
 @pytest.mark.parametrize("counts", [[(3, 2)], [(4, 2), (2, 4)], [(0, 0), (5, 0), (0, 5), (20, 19)]])
 def test_several_pairs_are_each_one(backend: str, counts: list[tuple[int, int]]) -> None:
     inputs = leaves(6, 3, 40)
@@ -172,14 +153,6 @@ def test_several_pairs_are_each_one(backend: str, counts: list[tuple[int, int]])
     found, wanted = (torch.autograd.grad((out * share).sum(), inputs) for out in (together, torch.stack(each)))
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     assert backend == kernel.build()
-
-
-def test_several_pairs_are_checked() -> None:
-    x, weight, _ = leaves(2, 3, 10)
-    with pytest.raises(ValueError, match="at least one pair"):
-        trimmed_linears(x, weight, counts=[])
-    with pytest.raises(ValueError, match="top=6 and bottom=4 with 10 terms"):
-        trimmed_linears(x, weight, counts=[(1, 1), (6, 4)])
 
 
 def test_meta_tensors_have_shapes() -> None:
@@ -202,14 +175,6 @@ def compiler_works(folder: Path) -> bool:
     except OSError:
         return False
     return done.returncode == 0 and (folder / "probe.so").exists()
-
-
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "true"])
-def test_a_compiler_that_does_nothing_counts_as_absent(
-    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", compiler)
-    assert not compiler_works(tmp_path)
 
 
 def assert_compiles(compiler: str) -> None:
@@ -238,25 +203,16 @@ def test_compiled_to_machine_code_it_is_the_same(tmp_path: Path) -> None:
     assert_compiles("inductor")
 
 
-def test_compiled_with_a_prepared_weight(backend: str) -> None:
+@pytest.mark.parametrize("inside", [True, False])
+def test_compiled_with_a_prepared_weight(backend: str, inside: bool) -> None:
     torch._dynamo.reset()
     x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
     prepared = prepare(weight)
 
     def layer(x: Tensor) -> Tensor:
-        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepared)
+        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepare(weight) if inside else prepared)
 
     assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x)), backend
-
-
-def test_compiled_it_prepares(backend: str) -> None:
-    torch._dynamo.reset()
-    x, weight, _ = (t.detach() for t in leaves(3, 2, 20))
-
-    def layer(x: Tensor, weight: Tensor) -> Tensor:
-        return trimmed_linear(x, weight, top=2, bottom=1, prepared=prepare(weight))
-
-    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x, weight), layer(x, weight)), backend
 
 
 def test_compiled_it_refuses_what_was_prepared_for_another_shape(backend: str) -> None:
@@ -317,14 +273,6 @@ def test_a_prepared_weight_gives_the_same(backend: str, k: int) -> None:
     assert torch.equal(truncated_linear(x.detach(), weight.detach(), bias, k=k, prepared=prepared), unprepared)
 
 
-def test_preparing_leaves_no_trace(backend: str) -> None:
-    _, weight, _ = leaves(1, 3, 40)
-    before = weight.detach().clone()
-    prepared = prepare(weight)
-    assert not any(t.requires_grad for t in (prepared.order, prepared.ranked, prepared.bound)), backend
-    assert torch.equal(weight, before)
-
-
 def in_place(weight: Tensor) -> Tensor:
     with torch.no_grad():
         return weight.mul_(2)
@@ -363,74 +311,56 @@ def test_a_new_weight_in_the_memory_of_the_old_one_is_refused() -> None:
 
 # Bad arguments. Each message names the argument, the rule and the value.
 
-GOOD: dict[str, Any] = {
-    "x": torch.ones(3, 20),
-    "weight": torch.ones(2, 20),
-    "bias": torch.ones(2),
-    "top": 2,
-    "bottom": 1,
-}
-BAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"top": -1}, ["top must be >= 0", "top=-1"]),
-    ({"bottom": -3}, ["bottom must be >= 0", "bottom=-3"]),
-    (
-        {"top": 20, "bottom": 0},
-        ["top + bottom must be smaller than the number of terms", "top=20", "bottom=0", "20 terms"],
-    ),
-    ({"top": 10, "bottom": 10}, ["top + bottom must be smaller than the number of terms", "top=10", "bottom=10"]),
-    ({"top": 1.0}, ["top must be an integer", "1.0"]),
-    ({"bottom": "2"}, ["bottom must be an integer", "'2'"]),
-    ({"top": True}, ["top must be an integer", "True"]),
-    ({"bottom": None}, ["bottom must be an integer", "None"]),
-    ({"x": torch.ones(3, 19)}, ["x must have shape (..., 20)", "(3, 19)"]),
-    ({"x": torch.tensor(1.0)}, ["x must have shape (..., 20)", "()"]),
-    ({"weight": torch.ones(20)}, ["weight must have shape (out, in)", "(20,)"]),
-    ({"weight": torch.ones(2, 2, 20)}, ["weight must have shape (out, in)", "(2, 2, 20)"]),
-    ({"bias": torch.ones(3)}, ["bias must have shape (2,)", "(3,)"]),
-    ({"bias": torch.ones(1)}, ["bias must have shape (2,)", "(1,)"]),
-    ({"bias": torch.ones(1, 2)}, ["bias must have shape (2,)", "(1, 2)"]),
-    ({"weight": torch.ones(2, 20).half()}, ["weight must be float32 or float64", "torch.float16"]),
-    ({"weight": torch.ones(2, 20).int()}, ["weight must be float32 or float64", "torch.int32"]),
-    ({"x": torch.ones(3, 20).double()}, ["x must have the dtype of weight", "torch.float32", "torch.float64"]),
-    ({"x": torch.ones(3, 20).int()}, ["x must have the dtype of weight", "torch.float32", "torch.int32"]),
-    ({"bias": torch.ones(2).double()}, ["bias must have the dtype of weight", "torch.float32", "torch.float64"]),
-    ({"x": torch.ones(3, 20, device="meta")}, ["x must be on the device of weight", "cpu", "meta"]),
-    ({"bias": torch.ones(2, device="meta")}, ["bias must be on the device of weight", "cpu", "meta"]),
-    ({"x": [[1.0] * 20]}, ["x must be a tensor", "list"]),
-    ({"weight": [[1.0] * 20]}, ["weight must be a tensor", "list"]),
-    ({"bias": 0.0}, ["bias must be a tensor", "float"]),
-    ({"prepared": 3}, ["prepared must come from ops.prepare", "int"]),
-    ({"weight": torch.ones(2, 20, device="meta")}, ["x must be on the device of weight", "meta", "cpu"]),
+GOOD: dict[str, Any] = {"x": torch.ones(3, 20), "weight": torch.ones(2, 20), "bias": torch.ones(2)}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"top": -1}, "top must be >= 0, got top=-1"),
+    ({"top": 20, "bottom": 0}, r"top \+ bottom must be smaller than .* terms, got top=20 and bottom=0 with 20 terms"),
+    ({"top": 10, "bottom": 10}, r"top \+ bottom must be smaller .* got top=10 and bottom=10"),
+    ({"bottom": "2"}, "bottom must be an integer, got '2'"),
+    ({"top": True}, "top must be an integer, got True"),
+    ({"x": torch.ones(3, 19)}, r"x must have shape \(\.\.\., 20\) to match weight, got \(3, 19\)"),
+    ({"x": torch.tensor(1.0)}, r"x must have shape \(\.\.\., 20\) .* got \(\)"),
+    ({"weight": torch.ones(20)}, r"weight must have shape \(out, in\), got \(20,\)"),
+    ({"bias": torch.ones(1)}, r"bias must have shape \(2,\) to match weight, got \(1,\)"),
+    ({"bias": torch.ones(1, 2)}, r"bias must have shape \(2,\) to match weight, got \(1, 2\)"),
+    ({"weight": torch.ones(2, 20).half()}, "weight must be float32 or float64, got torch.float16"),
+    ({"x": torch.ones(3, 20).double()}, r"x must have the dtype of weight \(torch.float32\), got torch.float64"),
+    ({"bias": torch.ones(2).double()}, r"bias must have the dtype of weight \(torch.float32\), got torch.float64"),
+    ({"x": torch.ones(3, 20, device="meta")}, r"x must be on the device of weight \(cpu\), got meta"),
+    ({"bias": torch.ones(2, device="meta")}, r"bias must be on the device of weight \(cpu\), got meta"),
+    ({"x": [[1.0] * 20]}, "x must be a tensor, got list"),
+    ({"weight": [[1.0] * 20]}, "weight must be a tensor, got list"),
+    ({"bias": 0.0}, "bias must be a tensor, got float"),
+    ({"prepared": 3}, "prepared must come from ops.prepare, got int"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda v: "-".join(v) if isinstance(v, dict) else "")
-def test_bad_arguments_are_named(changes: dict[str, Any], words: list[str]) -> None:
-    trimmed_linear(**GOOD)
-    with pytest.raises(ValueError, match="must") as caught:
-        trimmed_linear(**(GOOD | changes))
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    options = {"top": 2, "bottom": 1} | changes
+    with pytest.raises(ValueError, match=message):
+        trimmed_linear(**(GOOD | options))
+    pair = [(1, 1), (options.pop("top"), options.pop("bottom"))]
+    with pytest.raises(ValueError, match=message):
+        trimmed_linears(**(GOOD | options), counts=pair)
 
 
 @pytest.mark.parametrize(
-    ("k", "words"),
+    ("call", "message"),
     [
-        (-1, ["k must satisfy 0 <= 2*k < in_features", "k=-1", "in_features=20"]),
-        (10, ["k must satisfy 0 <= 2*k < in_features", "k=10", "in_features=20"]),
-        (1.0, ["k must be an integer", "1.0"]),
-        (True, ["k must be an integer", "True"]),
-        ("1", ["k must be an integer", "'1'"]),
+        *(
+            (lambda k=k: truncated_linear(GOOD["x"], GOOD["weight"], k=k), f"in_features, got k={k} with")
+            for k in (-1, 10)
+        ),
+        *(
+            (lambda k=k: truncated_linear(GOOD["x"], GOOD["weight"], k=k), f"integer, got {k!r}")
+            for k in (1.0, True, "1")
+        ),
+        (lambda: trimmed_linears(**GOOD, counts=[]), "counts must hold at least one pair"),
+        (lambda: prepare(torch.ones(20)), r"weight must have shape \(out, in\), got \(20,\)"),
+        (lambda: prepare(torch.ones(2, 20).half()), "weight must be float32 or float64, got torch.float16"),
     ],
 )
-def test_a_bad_k_is_named(k: Any, words: list[str]) -> None:
-    assert truncated_linear(GOOD["x"], GOOD["weight"], k=9).shape == (3, 2)
-    with pytest.raises(ValueError, match="k must") as caught:
-        truncated_linear(GOOD["x"], GOOD["weight"], k=k)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_a_bad_weight_cannot_be_prepared() -> None:
-    with pytest.raises(ValueError, match=r"weight must have shape \(out, in\), got \(20,\)"):
-        prepare(torch.ones(20))
-    with pytest.raises(ValueError, match=r"weight must be float32 or float64, got torch.float16"):
-        prepare(torch.ones(2, 20).half())
+def test_other_bad_arguments_are_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

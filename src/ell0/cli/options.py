@@ -21,7 +21,6 @@ Flag = Annotated[bool, Parameter(show_default=False)]
 Json = Annotated[Flag, Parameter(name="--json", help="Print JSON to standard output.")]
 Quiet = Annotated[Flag, Parameter(name="--quiet", help="Print no progress to standard error.")]
 Root = Annotated[Path | None, Parameter(help="Folder of the data sets. Default: $ELL0_DATA, else the user cache.")]
-Unit = Literal["feature", "pixel"]
 
 
 @Parameter(name="*")
@@ -71,7 +70,7 @@ class RowOptions:
     """
 
     data: str | None = None
-    unit: Unit = "feature"
+    unit: Literal["feature", "pixel"] = "feature"
     rows: int | None = None
     queries: int = 1000
     steps: int = 100

@@ -13,9 +13,9 @@ from .options import Flag, WorkOptions, hand_over_run, show_progress
 
 if TYPE_CHECKING:
     from ..recipe import Swept
-    from ..results import Measurement, Results
+    from ..results import Results
 
-_COLUMNS = 6  # budgets that a terminal has room for
+_COLUMNS = 7  # budgets that a terminal has room for
 
 
 def run(
@@ -102,39 +102,30 @@ def _show_sweep(swept: Swept, home: Path, as_json: bool) -> None:
 
 
 def _show(results: Results) -> None:
-    """A row for each classifier: clean accuracy, robust accuracy at some budgets, median distances.
+    """A row for each classifier: clean accuracy, and the lowest robust accuracy at each budget.
 
-    The lowest figure of all attacks and boxes, or of the worst case if it was measured. A robust accuracy is shown only
-    if the classifier was attacked in the widest box, which holds the points of all others.
+    Robust is the worst case if it was measured. A figure is shown only if the classifier was attacked in the widest
+    box, which holds the points of all others. Rows of another split served to choose, and are left out.
     """
     from ..results import WORST_CASE
 
-    measured = [row for row in results.rows if row.get("split") is None]  # rows of other splits served to choose
-    robust = [row for row in measured if row.what == "robust_accuracy"]
+    rows = sorted((row for row in results.rows if row.get("split") is None), key=lambda row: -row.value)
+    robust = [row for row in rows if row.what == "robust_accuracy"]
     robust = [row for row in robust if row["attack"] == WORST_CASE] or robust
     widest = max((row["beta"] for row in robust), default=0.0)
-    shown = {(row["classifier"], row["budget"]) for row in robust if row["beta"] == widest}
-    robust = [row for row in robust if (row["classifier"], row["budget"]) in shown]
-    columns: dict[str, list[Measurement]] = {"clean": [row for row in measured if row.what == "clean_accuracy"]}
-    budgets = sorted({row["budget"] for row in robust})
-    for budget in budgets[:: -(-len(budgets) // _COLUMNS) or 1]:
-        columns[f"{budget} changed"] = [row for row in robust if row["budget"] == budget]
-    medians = [row for row in measured if row.what == "median_distance"]
-    for beta in sorted({row["beta"] for row in medians}):
-        columns[f"distance to {beta:g}"] = [row for row in medians if row["beta"] == beta]
+    attacked = {(row["classifier"], row["budget"]) for row in robust if row["beta"] == widest}
+    figures = {(row["classifier"], "clean"): row.value for row in rows if row.what == "clean_accuracy"}
+    for row in sorted(robust, key=lambda row: int(row["budget"])):  # of equal budgets the lowest comes last, and stays
+        if (row["classifier"], row["budget"]) in attacked:
+            figures[row["classifier"], f"{row['budget']} changed"] = row.value
     if robust:
         attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
         print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}")
-    names = list(dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row))
+    names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
+    columns = list(dict.fromkeys(column for _, column in figures))
+    columns = columns[:1] + columns[1 :: -(-len(columns) // _COLUMNS)]
     width = max(map(len, ["classifier", *names]))
-    print("classifier".ljust(width), *(f"{column:>14}" for column in columns))
+    print("classifier".ljust(width), *(f"{column:>12}" for column in columns))
     for name in names:
-        cells = (_lowest([row for row in rows if row["classifier"] == name]) for rows in columns.values())
-        print(name.ljust(width), *(f"{cell:>14}" for cell in cells))
-
-
-def _lowest(rows: list[Measurement]) -> str:
-    row = min(rows, key=lambda row: row.value, default=None)
-    if row is None:
-        return ""
-    return f"{row.value:g}" if row.what == "median_distance" else f"{100 * row.value:.1f}"
+        cells = (f"{100 * figures[name, column]:.1f}" if (name, column) in figures else "" for column in columns)
+        print(name.ljust(width), *(f"{cell:>12}" for cell in cells))

@@ -1,4 +1,4 @@
-"""A network of convolutions in fewer passes over its numbers, for the many forwards of an attack."""
+"""Merges batch norms into convolutions, which makes the many forwards of an attack cheaper."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -10,28 +10,27 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 def folded(model: nn.Module) -> nn.Module:
-    """The function of a model in eval mode, to rounding, batch norms merged into the convolutions before them.
+    """Returns a model with the same outputs, up to rounding, whose batch norms are merged into the convolutions.
 
-    Where an ``nn.Sequential``, or one inside it, has a ``Conv2d`` and then a ``BatchNorm2d``, and perhaps a ``ReLU``,
-    one layer with weights of its own takes their place; it shares all others with the model. A model of which that
-    cannot be said, or which is in training mode, comes back itself. What is changed in the model later does not reach
-    these weights.
+    In an ``nn.Sequential``, nested ones included, each ``Conv2d`` followed by a ``BatchNorm2d`` (and perhaps a
+    ``ReLU``) becomes one layer with its own weights; all other layers are shared with the model. Later changes of the
+    model do not reach the merged weights. Returns the model itself if it is in training mode or nothing can be merged.
     """
     if model.training or not _is_plain(model, nn.Sequential):
         return model
-    layers = list(model._modules.values())  # not named_children, which leaves out a layer's second use
-    parts = list(_parts([layer for layer in layers if layer is not None]))
+    layers = list(model._modules.values())  # not children(), which skips the second use of a layer
+    parts = list(_merged([layer for layer in layers if layer is not None]))
     if len(parts) == len(layers) and all(part is layer for part, layer in zip(parts, layers, strict=True)):
         return model
     short = nn.Sequential(*parts)
-    short.training = False  # and not eval(), which would reach the layers that it shares
+    short.training = False  # not eval(), which would change the shared layers
     return short
 
 
-def _parts(layers: list[nn.Module]) -> Iterator[nn.Module]:
+def _merged(layers: list[nn.Module]) -> Iterator[nn.Module]:
     while layers:
         first, *rest = layers
-        if _merge(first, rest):
+        if _can_merge(first, rest):
             relu = len(rest) > 1 and _is_plain(rest[1], nn.ReLU)
             yield _Convolution(fuse_conv_bn_eval(cast(nn.Conv2d, first), cast(nn.BatchNorm2d, rest[0])), relu)
             layers = rest[2 if relu else 1 :]
@@ -46,8 +45,8 @@ def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and not changed
 
 
-def _merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
-    """Whether a layer is a convolution and the first of the rest a batch norm that it can take in."""
+def _can_merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
+    """Whether a layer is a convolution and the next one a batch norm that can be merged into it."""
     if not (_is_plain(convolution, nn.Conv2d) and rest and _is_plain(rest[0], nn.BatchNorm2d)):
         return False
     plain = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
@@ -55,7 +54,7 @@ def _merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
 
 
 class _Convolution(nn.Module):
-    """A convolution and perhaps a ReLU; without gradients on a GPU, one kernel for both and the bias."""
+    """A convolution and perhaps a ReLU; on a GPU without gradients one kernel does both and adds the bias."""
 
     def __init__(self, layer: nn.Conv2d, relu: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers whose sums drop or clip their extreme terms, one call of an operator each."""
+"""Layers whose sums drop or clip extreme terms, and layers that change the input of a network."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class TruncatedLinear(nn.Linear):
         k: terms removed on each side, ``0 <= 2k < in_features``; ``k=0`` is ``nn.Linear``.
     """
 
-    _prepared: Prepared | None = None  # by the context manager `prepared` alone
+    _prepared: Prepared | None = None  # set by the context manager `prepared` alone
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class TruncatedLinear(nn.Linear):
         return f"{super().extra_repr()}, k={self.k}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has other weights.
+        # A copy has its own weights, for which nothing is prepared.
         return {name: value for name, value in self.__dict__.items() if name != "_prepared"}
 
 
 @contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
-    """Orders the weights of the truncated layers of a model once for all calls inside; they must not change there."""
+    """Context: the weights of truncated layers are ordered once for all calls inside, and must not change there."""
     layers = [layer for layer in model.modules() if isinstance(layer, TruncatedLinear) and layer.k]
     before = [layer._prepared for layer in layers]
     try:
@@ -73,11 +73,11 @@ class ClippedLinear(nn.Linear):
 
         out[b, o] = sum of min(max(x[b, i] * weight[o, i], -clip), clip) over i + bias[o]
 
-    The Huber sibling of `TruncatedLinear`: no sort, and a changed input moves an output by at most 2 clip, however many
-    are changed. Initialised as ``nn.Linear``, and their state dicts are interchangeable.
+    No sort is needed, and each changed input moves an output by at most 2 clip. Initialised as ``nn.Linear``, and their
+    state dicts are interchangeable.
 
     Args:
-        clip: a number > 0, the largest magnitude of a term.
+        clip: the largest magnitude of a term, a number > 0.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class InputTruncation(nn.Module):
 
         u = weight * x,  out = 0 at the k largest and the k smallest entries of u, else u     ([Beliaev22] section 5)
 
-    The paper's variant for convolutions, put before the first one. The choice has no gradient; at ties the lowest index
-    leaves first, over the flattened features. Zero times infinity is 0, and NaN anywhere in a sample makes it all NaN.
+    The paper's variant for convolutional networks, placed before the first convolution. The selection has no gradient.
+    At ties the lowest index of the flattened sample is removed first. 0 * inf is 0; a NaN makes its whole sample NaN.
 
     Args:
         features: shape of one sample, such as ``(3, 32, 32)``, or its length.
@@ -155,11 +155,11 @@ def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
 class InputClamp(nn.Module):
     """Clips every number of its input to ``[low, high]``; NaN passes.
 
-    The plainest answer to an attacker without bounds, and a baseline: behind it, values beyond the box are worth those
-    at its ends, so beta = 100 is no stronger than beta = 1.
+    A baseline against attackers without bounds: behind it, a value outside the box acts like the nearest end of the
+    box, so beta = 100 is no stronger than beta = 1.
 
     Args:
-        low, high: numbers, ``low <= high``; by default those of images here.
+        low, high: numbers, ``low <= high``. Default: the range of images here.
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
@@ -177,12 +177,12 @@ class InputClamp(nn.Module):
 
 
 class InputScale(nn.Module):
-    """Maps ``[low, high]`` onto ``[0, 1]`` in a straight line: numbers that an `InputClamp` left close together.
+    """Maps ``[low, high]`` linearly onto ``[0, 1]``; used after an `InputClamp` to a narrow box.
 
-    A network learns more easily from numbers of the size of 1; what it can express is the same.
+    A network learns more easily from numbers of the size of 1; it can express the same functions.
 
     Args:
-        low, high: numbers, ``low < high``, as far apart as float32 can tell; by default those of images here.
+        low, high: numbers, ``low < high``, a float32 number apart. Default: the range of images here.
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
@@ -194,7 +194,7 @@ class InputScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x and result: ``(n, ...)``."""
-        # A division by a number is another product on some devices.
+        # Multiply: some devices round a division by a number differently.
         return (x - self.low) * (1 / (self.high - self.low))
 
     def extra_repr(self) -> str:
@@ -202,7 +202,7 @@ class InputScale(nn.Module):
 
 
 def check_shape(name: str, shape: object) -> tuple[int, ...]:
-    """The shape as a tuple; raises unless it is a sequence of positive ints."""
+    """Returns the shape as a tuple; raises unless it is a sequence of positive ints."""
     if (
         not isinstance(shape, Sequence)
         or not shape

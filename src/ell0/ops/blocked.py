@@ -1,4 +1,4 @@
-"""The trimmed product in plain torch: any device, no compiler, never more than one block of products in memory."""
+"""The trimmed product in plain torch: any device, no compiler, at most one block of products in memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def ascending(terms: Tensor) -> Tensor:
 
 
 def thresholds(terms: Tensor, top: int, bottom: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where the cuts lie: ``high, low, ties_high, ties_low``, each ``(...)`` for terms ``(..., d)``.
+    """The cuts ``high, low, ties_high, ties_low``, each ``(...)`` for terms ``(..., d)``.
 
     high is the top-th largest term, low the bottom-th smallest; ties_* count the removed terms equal to the cut.
-    With ``top=0`` high is +inf and no tie leaves; likewise low.
+    With ``top=0`` high is +inf and ties_high 0; likewise low.
     """
     inf = terms.new_full(terms.shape[:-1], torch.inf)
     none = torch.zeros_like(inf, dtype=torch.int32)
@@ -56,7 +56,7 @@ def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_lo
 def keep_mask(terms: Tensor, top: int, bottom: int) -> Tensor:
     """False at the ``top`` largest and ``bottom`` smallest entries of the last dimension: ``(..., d)``.
 
-    At ties the lowest index leaves first; the top side chooses first, the bottom side from what remains.
+    At ties the lowest index is removed first, the top side before the bottom side.
     """
     check_counts(top, bottom, terms.shape[-1])
     return between(terms, *thresholds(terms, top, bottom))

@@ -1,4 +1,4 @@
-"""The clipped product: every term of a sum clipped. No sort, and never more than one block of products in memory."""
+"""The clipped product: every term of a sum is clipped. No sort, and at most one block of products in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cli
 
 
 class _Clipped(torch.autograd.Function):
-    """``(n, out)`` for x ``(n, in)``; the backward pass makes the products anew instead of keeping them."""
+    """``(n, out)`` for x ``(n, in)``; the backward pass computes the products again instead of keeping them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, clip: float) -> Tensor:

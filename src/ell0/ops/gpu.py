@@ -1,8 +1,7 @@
 """The trimmed product on the GPU: launches the Triton kernels (`triton_kernels`).
 
-Without Triton `serves` is False and the operator takes the blocked torch path. Nothing here waits for the device, so
-all of it can be captured in a CUDA graph; nothing depends on the order in which the device works, so two runs give
-the same bits.
+Without Triton `serves` is False and the operator takes the blocked torch path. Nothing here waits for the device, so it
+can be captured in a CUDA graph. No result depends on the order in which the device works: two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ def forward(
 
     counts: pairs of top and bottom. Two pairs share one selection where terms are counted.  kept: gets the samples as
     they lie in the lanes, which the backward pass can use.
-    ties: as `kernel.forward` puts them.  marks: how deep each row was walked; whether it has ties; whether each sample
-    has.
+    ties: as in `kernel.forward`.  marks: how deep each row was walked; whether each row, then each sample, has ties.
     """
     order, _, bound = arrays
     check_prepared(weight, torch.int64, order=order, bound=bound)
@@ -103,7 +101,7 @@ def forward(
         kept.append(lanes)
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
-    # Not a view: a layer behind this one may write into its output.
+    # Not a view: the next layer may write into its input.
     out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
     # A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
     listed = d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
@@ -336,9 +334,6 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _programs(many: int, device: torch.device) -> int:
     return many if device.type == "cuda" else 2
-
-
-# --- launching --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The compiled CPU kernel (`csrc/`), loaded with ctypes after torch so that both share one OpenMP pool.
 
-It is built at install time where a compiler is found. Without it, or where it does not load, `serves` is False and
-the operator takes the blocked torch path.
+It is built at install time if there is a compiler. Without it, or if it does not load, `serves` is False and the
+operator takes the blocked torch path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from .checks import bounds_per_row, check_prepared
 
 BUILDS = ("avx512", "avx2", "generic")
-"""One source, three targets; the first that this processor can run is used."""
+"""One source, three targets; the first that this processor can run is used. "none" stands for no kernel."""
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 _FUNCTIONS = {"prepare": 6, "limits": 4, "forward": 16, "weight_gradient": 12, "input_gradient": 10}
@@ -51,7 +51,7 @@ _chosen: str | None = None
 
 
 def use(build: str | None) -> None:
-    """Takes another build from now on ("none": no kernel; None: the fastest). For tests and benchmarks."""
+    """Uses this build from now on ("none": no kernel; None: the fastest one). For tests and benchmarks."""
     global _chosen
     if build is not None and build not in (*builds(), "none"):
         raise ValueError(f"build must be one of {[*builds(), 'none']} or None, got {build!r}")

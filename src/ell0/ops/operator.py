@@ -51,9 +51,8 @@ class Prepared:
 
     def check(self, weight: Tensor) -> None:
         """Raises unless this was made from the weight as it is now."""
-        # The weight is held, so no other one can lie where it lies.
-        same = _place(weight) == _place(self.weight) and self.version == _version(self.weight)
-        if not same:
+        # This object holds the weight, so no other weight can have its memory.
+        if _place(weight) != _place(self.weight) or self.version != _version(self.weight):
             raise ValueError("prepared must come from this weight as it is now: call ops.prepare(weight) again")
 
 
@@ -179,7 +178,7 @@ _trimmed_linear.register_autograd(_differentiate, setup_context=_save)
 
 
 class _Trimmed(torch.autograd.Function):
-    """The registered operator without its dispatch, which takes the host longer than a small layer takes a GPU."""
+    """The registered operator without torch's dispatch, which takes longer than a small layer on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
@@ -190,11 +189,11 @@ class _Trimmed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        # Whoever wants to differentiate again meets the registered operator, which refuses.
+        # A second derivative goes through the registered operator, which refuses it.
         plain = not torch.is_grad_enabled() and _is_plain(grad)
         grads = _differentiate(ctx, grad, backward=partial(_backward, kept=ctx.kept) if plain else None)
         if ctx.kept:
-            ctx.kept.clear()  # a second backward pass makes it anew
+            ctx.kept.clear()  # a second backward pass makes it again
         return grads
 
 
@@ -202,7 +201,7 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
-    """Whether nobody watches the calls of operators: no compiler, tracer, mode, transform or subclass."""
+    """Whether no compiler, tracer, mode, transform or tensor subclass has to see the call of the operator."""
     return (
         not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
@@ -215,8 +214,8 @@ def _is_plain(*tensors: Tensor | None) -> bool:
 def prepare(weight: Tensor) -> Prepared:
     """Orders a weight ``(out, in)`` once for many calls with ``prepared=``.
 
-    The value is good for exactly this weight as it is now; passing it after the weight changed raises, unless torch
-    keeps no count of the change: through ``weight.data``, in inference mode, inside `torch.compile`.
+    Passing the result after the weight changed raises a ValueError, unless torch does not count the change: through
+    ``weight.data``, in inference mode, inside `torch.compile`.
     """
     check_weight(weight)
     with torch.no_grad():

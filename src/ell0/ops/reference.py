@@ -1,6 +1,6 @@
-"""The definition of the trimmed product and of the trimmed convolution, and nothing else.
+"""The definition of the trimmed product and of the trimmed convolution: slow and plain, it makes every product.
 
-Slow and plain on purpose: it builds every product. The other backends are tested against it.
+The other backends are tested against it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def products(x: Tensor, weight: Tensor) -> Tensor:
 def kept(terms: Tensor, top: int, bottom: int) -> Tensor:
     """True at the terms that stay: ``(..., d)``.
 
-    The ``top`` largest leave, then the ``bottom`` smallest of what remains; at ties the lowest index leaves first.
+    The ``top`` largest are removed, then the ``bottom`` smallest of the rest; at ties the lowest index goes first.
     """
     largest_first = terms.argsort(dim=-1, descending=True, stable=True)
     gone = torch.zeros_like(terms, dtype=torch.bool).scatter_(-1, largest_first[..., :top], True)
