@@ -17,6 +17,9 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ from ell0.common import Progress, Step, silent
 from ell0.evaluation import Evaluation
 from ell0.nn import TruncatedLinear
 from ell0.parallel import ALONE, Team, _Ranks, together
-from ell0.train import TrainConfig, Training
+from ell0.train import TrainConfig
 from ell0.train.folder import TrainingFolder
 from ell0.train.stepper import Stepper
 
@@ -41,7 +44,6 @@ BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
 CONFIG = TrainConfig(epochs=7, batch=129, rates=(0.002,), optimizer="adam", refresh=3, attack_batch=500)
 ATTACK = partial(sparse_rs, ball=BALL, queries=20)
-ROWS = 101
 JUDGES = {"rs": partial(sparse_rs, queries=30)}
 
 
@@ -54,34 +56,23 @@ def network() -> nn.Sequential:
 def trained(out: Path | None, team: Team = ALONE, progress: Progress = silent) -> nn.Sequential:
     """Adversarially, on digits."""
     model = network()
-    rows = data.load("digits", "train")
-    train.fit(model, rows, CONFIG, ATTACK, validation=data.load("digits", "validation"), out=out, team=team,
-              progress=progress)  # fmt: skip
+    rows, validation = data.load("digits", "train"), data.load("digits", "validation")
+    train.fit(model, rows, CONFIG, ATTACK, validation=validation, out=out, team=team, progress=progress)
     return model.eval()
 
 
-def one_epoch(team: Team = ALONE) -> tuple[nn.Sequential, Training]:
-    """Of few rows in batches that the ranks cannot share evenly: 7, 7 and 4."""
-    model = network()
+def fitted(
+    model: nn.Sequential, config: TrainConfig, team: Team = ALONE, rows: int = 43, **other: Any
+) -> nn.Sequential:
+    """Trained on few rows."""
     x, y = data.load("digits", "train")
-    return model, train.fit(model, (x[:18], y[:18]), TrainConfig(epochs=1, batch=7, rates=(0.1,)), team=team)
-
-
-def normed(team: Team = ALONE) -> nn.Sequential:
-    """A network with batch norm, whose statistics are buffers, not gradients."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-    x, y = data.load("digits", "train")
-    train.fit(model, (x[:18], y[:18]), TrainConfig(epochs=2, batch=9, rates=(0.1,)), team=team)
+    train.fit(model, (x[:rows], y[:rows]), config, team=team, **other)
     return model
 
 
-SHARDED = {
-    "sgd": TrainConfig(epochs=2, batch=29, rates=(0.1, 0.01), weight_decay=0.01),
-    "adam": TrainConfig(epochs=4, batch=29, rates=(0.01,), optimizer="adam"),
-    "bf16": TrainConfig(epochs=2, batch=29, rates=(0.1,), precision="bf16"),
-}
+def one_epoch(team: Team = ALONE) -> nn.Module:
+    """Of batches that the ranks cannot share evenly: 7, 7 and 4 rows."""
+    return fitted(network(), TrainConfig(epochs=1, batch=7, rates=(0.1,)), team, rows=18)
 
 
 def narrow() -> nn.Sequential:
@@ -94,34 +85,27 @@ def narrow() -> nn.Sequential:
     return model
 
 
-def narrowly(config: TrainConfig, team: Team = ALONE, out: Path | None = None, stop: bool = False) -> nn.Sequential:
-    """The narrow network trained on few rows in two odd batches; stopped after two epochs, with a checkpoint, or to the
-    end."""
-    model = narrow()
-    x, y = data.load("digits", "train")
+ADAM = TrainConfig(epochs=4, batch=29, rates=(0.01,), optimizer="adam")
+PLAIN = TrainConfig(epochs=3, batch=29, rates=(0.1,))
+SHARDED: dict[str, Callable[[Team], nn.Module]] = {
+    "adam": lambda team: fitted(narrow(), ADAM, team),
+    "sgd": lambda team: fitted(narrow(), replace(PLAIN, rates=(0.1, 0.01), weight_decay=0.01), team),
+    "bf16": lambda team: fitted(narrow(), replace(PLAIN, precision="bf16"), team),
+    # It reads weights and does not call layers, and changes from epoch to epoch.
+    "objective": lambda team: fitted(network(), PLAIN, team, objective=Objective(2)),
+    "trades": lambda team: fitted(network(), PLAIN, team, objective=train.Trades(4, steps=3)),
+}
+
+
+def stopped(out: Path, team: Team) -> None:
+    """Writes a checkpoint of ADAM after two epochs."""
 
     def progress(step: Step) -> None:
-        if stop and step.done == 2:
+        if step.done == 2:
             raise InterruptedError
 
-    try:
-        with patch.object(TrainingFolder, "due", lambda *_: True):
-            train.fit(model, (x[:43], y[:43]), config, out=out, team=team, progress=progress)
-    except InterruptedError:
-        pass
-    return model
-
-
-OBJECTIVES: dict[str, train.TrainingObjective] = {"objective": Objective(2), "trades": train.Trades(4, steps=3)}
-
-
-def taught(team: Team, objective: train.TrainingObjective) -> nn.Sequential:
-    """Trained on a bound, in which weights are read and layers not called, and which changes from epoch to epoch, or
-    with an attack in its steps."""
-    model, config = network(), TrainConfig(epochs=3, batch=29, rates=(0.1,))
-    x, y = data.load("digits", "train")
-    train.fit(model, (x[:43], y[:43]), config, objective=objective, team=team)
-    return model
+    with suppress(InterruptedError), patch.object(TrainingFolder, "due", lambda *_: True):
+        fitted(narrow(), ADAM, team, out=out, progress=progress)
 
 
 def numbers(model: nn.Module) -> list[list[float]]:
@@ -129,12 +113,10 @@ def numbers(model: nn.Module) -> list[list[float]]:
 
 
 def judged(model: nn.Module, state: Path | None, team: Team = ALONE, batch: int = 16) -> Evaluation:
-    """On labels of its own, so that all rows stand at first."""
-    x, _ = data.load("digits", "test")
-    x = x[:ROWS]
-    return evaluate(
-        model, x, model(x).argmax(1), BALL, JUDGES, budgets=[1, 3], batch=batch, state_path=state, team=team,
-    )  # fmt: skip
+    """On its own labels, so that all rows stand at first."""
+    x = data.load("digits", "test")[0][:101]
+    y = model(x).argmax(1)
+    return evaluate(model, x, y, BALL, JUDGES, budgets=[1, 3], batch=batch, state_path=state, team=team)
 
 
 def accuracy(model: nn.Module) -> float:
@@ -157,33 +139,29 @@ def found(evaluation: Evaluation) -> str:
 def _all(folder: Path, team: Team) -> None:
     model = trained(folder / "f4", team)
     evaluation = judged(model, folder / "state.npz", team)
-    epoch, training = one_epoch(team)
     told = {
         "weights": weights(model),
         "accuracy": accuracy(model),
         "found": found(evaluation),
-        "normed": weights(normed(team)),
-        "loss": training.epochs[0].loss,
-        "epoch": numbers(epoch),
+        "epoch": numbers(one_epoch(team)),
     }
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))
 
 
 def _sharded(folder: Path, team: Team) -> None:
-    """What a sharded team of these processes makes of the narrow network, and keeps on a rank."""
+    """What a sharded team of these processes trains, and keeps on a rank."""
     assert isinstance(team, _Ranks)
     parts = _Ranks(team._fabric, sharded=True)
-    told: dict[str, Any] = {}
-    # Four ranks have fewer rows of a weight than ranks, whatever is trained.
-    for name, config in SHARDED.items() if team.size == 2 else [("adam", SHARDED["adam"])]:
-        told[name] = {"sharded": numbers(narrowly(config, parts)), "whole": numbers(narrowly(config, team))}
-    for name, objective in OBJECTIVES.items() if team.size == 2 else ():
-        told[name] = {"sharded": numbers(taught(parts, objective)), "whole": numbers(taught(team, objective))}
+    told: dict[str, Any] = {
+        name: {"sharded": numbers(work(parts)), "whole": numbers(work(team))}
+        for name, work in SHARDED.items()
+        if name == "adam" or team.size == 2
+    }
     for home, its in (("whole", team), ("sharded", parts)):
-        narrowly(SHARDED["adam"], its, folder / home, stop=True)
+        stopped(folder / home, its)
     again = team.once(lambda: Path(shutil.copytree(folder / "sharded", folder / "again")))
-    told["resumed"] = numbers(narrowly(SHARDED["adam"], parts, again))
-    stepper = Stepper(narrow(), SHARDED["adam"], parts)
+    told["resumed"] = numbers(fitted(narrow(), ADAM, parts, out=again))
+    stepper = Stepper(narrow(), ADAM, parts)
     x, y = data.load("digits", "train")
     stepper.step(x[:9], y[:9])
     held: dict[str, list[Any]] = {

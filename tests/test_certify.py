@@ -23,7 +23,6 @@ from ell0 import L0Ball, certify
 from ell0.certify import lower_bounds
 from ell0.certify.first_layer import slack
 from ell0.certify.lower_bounds import Bounder, Method, margin_goals
-from ell0.certify.network import Network
 from ell0.certify.network_bounds import climb
 from ell0.certify.reachable import Reachable
 from ell0.certify.truncated import Truncated
@@ -106,8 +105,7 @@ def enumerated(case: Case) -> tuple[Tensor, Tensor]:
 @given(cases())
 def test_intervals_of_the_first_layer(case: Case) -> None:
     reach, truncated = case.reach, isinstance(case.layer, TruncatedLinear)
-    budgets = torch.full((len(case.x), 1), case.ball.budget)
-    low, high = (end.squeeze(1) for end in case.network.first.interval(reach, budgets))
+    low, high = (end.squeeze(1) for end in case.network.first.interval(reach, case.budgets(1)))
     least, most = enumerated(case)
     assert (low <= least + 1e-9).all()
     assert (most <= high + 1e-9).all()
@@ -151,7 +149,7 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
     """A head on the first layer falls by no more than `drop`, whatever ends the changed numbers go to."""
     network, reach, budget = case.network, case.reach, case.ball.budget
     head = numbers(case.generator, len(case.x), 2, len(network.layer.weight))
-    drop = network.first.drop(reach, torch.full((len(case.x),), budget), head)
+    drop = network.first.drop(reach, case.budgets(), head)
     masks = sets(reach.number_of_units, budget).repeat(1, reach.channels)
     corners = torch.rand(8, 1, masks.shape[1], generator=case.generator) < 0.5
     for row in range(len(case.x)):
@@ -165,10 +163,9 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
 @layers
 @given(cases(kinds=("clipped", "dense")))
 def test_the_joint_bound_of_a_separable_layer_is_attained(case: Case) -> None:
-    network, reach, budget = case.network, case.reach, case.ball.budget
-    layer, n = case.layer, len(case.x)
-    head = numbers(case.generator, n, 1, len(layer.weight))
-    drop = network.first.drop(reach, torch.full((n,), budget), head)
+    reach, layer, budget = case.reach, case.layer, case.ball.budget
+    head = numbers(case.generator, len(case.x), 1, len(layer.weight))
+    drop = case.network.first.drop(reach, case.budgets(), head)
     kinks = far(case) if isinstance(layer, ClippedLinear) else reach.x.unsqueeze(-1)
     ends = torch.stack((reach.low.clamp(min=-1e9), reach.high.clamp(max=1e9), reach.x), -1)
     values = torch.cat((kinks.clamp(reach.low.unsqueeze(-1), reach.high.unsqueeze(-1)).clamp(-1e9, 1e9), ends), -1)
@@ -332,21 +329,21 @@ def test_lines_prove_more_than_intervals() -> None:
         assert (best[1] <= ibp[1]).all()
 
 
-def template(layer: nn.Linear) -> nn.Sequential:
-    """A layer that knows the classes of `data`."""
-    with torch.no_grad():
-        layer.weight.copy_(torch.eye(3).repeat(1, 4))
-        layer.bias.zero_()
-    return nn.Sequential(layer).eval()
+def test_clamps_and_boxes() -> None:
+    """A clamp turns any value into a box, in which a truncated layer may bound more than k changes."""
 
+    def template(layer: nn.Linear) -> nn.Sequential:
+        layer.load_state_dict({"weight": torch.eye(3).repeat(1, 4), "bias": torch.zeros(3)})
+        return nn.Sequential(layer).eval()
 
-def test_a_clamp_turns_any_value_into_a_box() -> None:
-    x, y = data()
-    plain = template(nn.Linear(12, 3))
-    clamped = nn.Sequential(InputClamp(-1.5, 1.5), nn.Dropout(), plain).eval()
+    (x, y), plain = data(), template(nn.Linear(12, 3))
     boxed = certify.radius(plain, x.clamp(-1.5, 1.5), y, L0Ball(12, low=-1.5, high=1.5))
-    assert torch.equal(certify.radius(clamped, x * 1.0, y), boxed)
+    clamped = nn.Sequential(InputClamp(-1.5, 1.5), nn.Dropout(), plain).eval()
+    assert torch.equal(certify.radius(clamped, x, y), boxed)
     assert boxed.max() == 1
+    truncated = template(TruncatedLinear(12, 3, 1))
+    assert certify.radius(truncated, x, y, L0Ball(12, low=0.0, high=1.0)).max() == 2
+    assert certify.radius(truncated, x, y).max() == 1
 
 
 @pytest.mark.parametrize("ends", [(-1.0, -0.8), (0.0, 0.3)], ids=str)
@@ -374,21 +371,11 @@ def test_a_scale_is_a_layer_with_other_weights(ends: tuple[float, float]) -> Non
                 assert torch.equal(model(moved).argmax(1)[radius >= size], y[radius >= size])
 
 
-def test_more_than_k_changes_in_a_box() -> None:
-    x, y = data()
-    radius = certify.radius(template(TruncatedLinear(12, 3, 1)), x, y, L0Ball(12, low=0.0, high=1.0))
-    assert radius.max() == 2
-    assert certify.radius(template(TruncatedLinear(12, 3, 1)), x, y).max() == 1
-
-
 def test_rows_of_radii() -> None:
     radii = torch.tensor([-1, 0, 0, 2, 3])
     *shares, median = certify.rows(radii, [0, 1, 3], classifier="F")
-    assert [(row["what"], row["budget"], row["value"], row["n"]) for row in shares] == [
-        ("certified_accuracy", 0, 0.8, 5),
-        ("certified_accuracy", 1, 0.4, 5),
-        ("certified_accuracy", 3, 0.2, 5),
-    ]
+    assert [(row["budget"], row["value"], row["n"]) for row in shares] == [(0, 0.8, 5), (1, 0.4, 5), (3, 0.2, 5)]
+    assert {row["what"] for row in shares} == {"certified_accuracy"}
     assert (median["what"], median["value"], median["classifier"]) == ("certified_radius", 0, "F")
     with pytest.raises(ValueError, match="budgets must be different ints"):
         certify.rows(radii, [1, 1])
@@ -398,28 +385,13 @@ def test_rows_of_radii() -> None:
 
 
 class Own(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
+    """A subclass, which may compute something else, as the next two."""
 
 
-class Falling(InputClamp):
-    """No clamp that keeps the order of numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -super().forward(x)
+class Falling(InputClamp): ...
 
 
-class Backwards(InputScale):
-    def forward(self, x: Tensor) -> Tensor:
-        return 1 - super().forward(x)
-
-
-def test_a_scale_bounds_nobody() -> None:
-    x, _ = data()
-    network = Network.read(nn.Sequential(InputScale(), *small()).eval(), x)
-    reach = Reachable.of(x, L0Ball(1, low=-inf, high=inf), network.rising)
-    assert reach.any_value
-    assert not reach.bounded
+class Backwards(InputScale): ...
 
 
 def with_hook() -> nn.Module:
@@ -464,10 +436,7 @@ def test_models_without_a_certificate_are_refused(model: Callable[[], nn.Module]
         (lambda m, x, y: certify.accuracy(m, x, y, [1, 4]), "no certificate exists"),
         (lambda m, x, _: certify.bounds(m, x, L0Ball(4, high=inf)), "no certificate exists"),
         (lambda m, x, y: certify.margins(m, x, y, 4), "no certificate exists"),
-        (
-            lambda m, x, y: certify.radius(m, x, y, method=cast(Any, "crown")),
-            'method must be "best" or "ibp", got',
-        ),
+        (lambda m, x, y: certify.radius(m, x, y, method=cast(Any, "worst")), 'method must be "best" or "ibp", got'),
         (lambda m, x, y: certify.radius(m, x * inf, y), "finite numbers"),
         (lambda m, x, y: certify.radius(m, x[:0], y[:0]), "n > 0"),
         (lambda m, x, y: certify.radius(m, x, y[1:]), r"y must be an int64 tensor of shape \(40,\)"),
@@ -490,6 +459,8 @@ def test_pixels_count_their_channels() -> None:
     x, any_value = torch.randn(5, 2, 3, 2), L0Ball(2, "pixel", -inf, inf)
     y = model(x).argmax(1)
     assert certify.radius(model, x, y, any_value).max() <= 2
+    features, box = replace(any_value, unit="feature"), replace(any_value, low=-1.0, high=1.0)
+    assert [certify.limit(model, x, ball) for ball in (any_value, features, box)] == [2, 5, 6]
     with pytest.raises(ValueError, match="k=5, bounds at most 2 changed pixels of any value"):
         certify.radius(model, x, y, any_value, max_budget=3)
     mutable = torch.tensor([True, False]).view(2, 1, 1)

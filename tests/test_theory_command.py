@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +76,6 @@ def test_theorem_holds_where_it_applies(small: Results) -> None:
         assert row.value >= least - slack or least < slack
         best = small.find(what="alpha_opt_bound", log10_d=row["log10_d"], decay=row["decay"])
         assert row.value <= best.value
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dimensions": ()}, r"dimensions must be at least one number and no number twice, got \[\]"),
-        ({"dimensions": (100, 20, 100)}, r"dimensions must be .* no number twice, got \[100, 20, 100\]"),
-        ({"dimensions": (9,)}, "dimensions must be an int >= 10, got 9"),
-        ({"decays": (0.0, 0)}, r"decays must be .* no number twice, got \[0.0, 0\]"),
-        ({"decays": (-0.5,)}, "decays must lie between 0 and 10, got -0.5"),
-        ({"decays": (100.0,)}, "decays must lie between 0 and 10, got 100.0"),
-        ({"decays": (math.nan,)}, "decays must lie between 0 and 10, got nan"),
-        ({"seed": -1}, "seed must be an int >= 0, got -1"),
-        ({"precision": 0.0}, "precision must lie between 0.001 and 0.5, got 0.0"),
-        ({"eps": 0.1}, r"eps must lie between 0\.\d+ and 0.5 for d = 10\*\*300, got 0.1"),
-    ],
-)
-def test_bad_settings_of_the_figures(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        theory.figures(**settings)
 
 
 bits = st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()), min_size=1, max_size=20)
@@ -241,44 +222,45 @@ def test_a_cost_that_no_candidate_keeps_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"dimensions": ()}, r"dimensions must be at least one number and no number twice, got \[\]"),
+        ({"dimensions": (100, 20, 100)}, r"dimensions must be .* no number twice, got \[100, 20, 100\]"),
+        ({"dimensions": (9,)}, "dimensions must be an int >= 10, got 9"),
+        ({"decays": (0.0, 0)}, r"decays must be .* no number twice, got \[0.0, 0\]"),
+        ({"decays": (-0.5,)}, "decays must lie between 0 and 10, got -0.5"),
+        ({"decays": (100.0,)}, "decays must lie between 0 and 10, got 100.0"),
+        ({"decays": (math.nan,)}, "decays must lie between 0 and 10, got nan"),
+        ({"seed": -1}, "seed must be an int >= 0, got -1"),
+        ({"precision": 0.0}, "precision must lie between 0.001 and 0.5, got 0.0"),
+        ({"eps": 0.1}, r"eps must lie between 0\.\d+ and 0.5 for d = 10\*\*300, got 0.1"),
         ({"rate": 0.0}, "rate must lie between 0 and 1, got 0.0"),
         ({"cost": -0.1}, "cost must lie between 0 and 1, got -0.1"),
         ({"budgets": (2, 2)}, r"budgets must be .* no number twice, got \[2, 2\]"),
         ({"budgets": (-2,)}, "budgets must be an int >= 0, got -2"),
-        ({"seed": -1}, "seed must be an int >= 0, got -1"),
         ({"most": 5}, "most must be an int >= 10, got 5"),
     ],
 )
-def test_bad_settings_of_the_malware_case(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    malware = partial(theory.malware, programs(200), **SETTINGS)
+    call = malware if settings.keys() & {"rate", "cost", "budgets", "most"} else theory.figures
     with pytest.raises(ValueError, match=message):
-        theory.malware(programs(200), **SETTINGS | settings)
+        call(**settings)
 
 
-def test_malware_that_only_lacks_features_can_add_them_all() -> None:
+def test_rows_on_which_nothing_can_be_trained() -> None:
     rng = np.random.default_rng(1)
     bad = rng.random(400) < 0.5
-    table = ProgramTable(rng.random((400, 12)) < np.where(bad, 0.2, 0.8)[:, None], bad)
+    # malware only lacks features, and can add them all
+    x = rng.random((400, 12)) < np.where(bad, 0.2, 0.8)[:, None]
     with pytest.raises(NotAttainableError, match=r"one that is attainable, got \[12\]"):
-        theory.malware(table, **SETTINGS | {"budgets": (12,)})
-
-
-def test_rows_of_one_label() -> None:
-    table = programs(100)
+        theory.malware(ProgramTable(x, bad), **SETTINGS | {"budgets": (12,)})
     with pytest.raises(ValueError, match="both labels in the train split"):
-        theory.malware(ProgramTable(table.x, np.ones(100, bool)), **SETTINGS)
+        theory.malware(ProgramTable(x, np.ones(400, bool)), **SETTINGS)
 
 
 def write_table(path: Path, table: ProgramTable, **instead: Any) -> Path:
     arrays = {"X": np.packbits(table.x, axis=1), "d": table.x.shape[1], "y": table.malware.astype(np.uint8)}
     np.savez(path, **arrays | instead)
     return path
-
-
-def test_table_is_read_as_written(tmp_path: Path) -> None:
-    table = programs(30)
-    read = theory.read_programs(write_table(tmp_path / "a.npz", table))
-    np.testing.assert_array_equal(read.x, table.x)
-    np.testing.assert_array_equal(read.malware, table.malware)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +273,12 @@ def test_table_is_read_as_written(tmp_path: Path) -> None:
         ({"y": np.array([object()])}, "data must be an npz file with X, d and y"),
     ],
 )
-def test_bad_tables(tmp_path: Path, instead: dict[str, Any], message: str) -> None:
-    path = write_table(tmp_path / "a.npz", programs(30), **instead)
+def test_tables_are_read_as_written_and_bad_ones_refused(tmp_path: Path, instead: dict[str, Any], message: str) -> None:
+    table = programs(30)
+    read = theory.read_programs(write_table(tmp_path / "a.npz", table))
+    np.testing.assert_array_equal(read.x, table.x)
+    np.testing.assert_array_equal(read.malware, table.malware)
+    path = write_table(tmp_path / "a.npz", table, **instead)
     with pytest.raises(ValueError, match=message):
         theory.read_programs(path)
 

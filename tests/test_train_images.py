@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import models, train
+from ell0 import train
 from ell0.attacks import AttackResult
 from ell0.nn import InputTruncation
 from ell0.train import TrainConfig, fit
 from ell0.train.augment import AUGMENTS, Moves
-from ell0.train.stepper import GraphStepper, Stepper
 from small_training import CLASSES, CONFIG, Killed, run, same
 
 
@@ -136,31 +134,3 @@ def test_images_stopped_anywhere_go_on_to_the_same_bits(tmp_path: Path, augment:
         model = run(out, convolutions(), **about)
         assert same(model, whole), stop
         assert same(train.load_checkpoint(out).tensors, whole.state_dict()), stop
-
-
-@pytest.mark.usefixtures("fake_cuda")
-def test_a_graph_of_convolutions_keeps_their_statistics() -> None:
-    config = TrainConfig(batch=20, rates=(0.1,), precision="bf16")
-    eager = Stepper(convolutions(), config)
-    graph = GraphStepper(convolutions(), config, *images(20, seed=9))
-    graph._graph.stepper = graph  # type: ignore[attr-defined]
-    assert same(eager.model, graph.model)
-    for i, n in enumerate((20, 20, 7, 20)):
-        for stepper in (eager, graph):
-            stepper.step(*images(n, seed=i))
-    assert same(eager.model, graph.model)
-    assert int(graph.model.get_buffer("2.num_batches_tracked")) == 4
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "to have 3 channels, but got 2"),
-        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, CLASSES)), "shapes cannot be multiplied"),
-        (models.small_cnn(2, in_shape=(2, 8, 8)), "x must have shape (n, 2, 8, 8), got (1, 2, 6, 5)"),
-    ],
-)
-def test_images_of_another_shape_are_one_sentence(model: nn.Module, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)) as raised:
-        fit(model, images(), CONFIG)
-    assert "\n" not in str(raised.value)

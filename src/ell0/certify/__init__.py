@@ -1,13 +1,12 @@
 """Proven robustness: bounds on what changed inputs can do to a network, certified radius and accuracy, and a loss."""
 
 from .ablation import RandomisedAblation, VotePrecision
-from .certificates import accuracy, bounds, certifier, limit, margins, radius
+from .certificates import accuracy, bounds, certifier, limit, margins, radius, rows
 from .certifier import Certifier
 from .challenge import Challenge, challenge
 from .lower_bounds import Method
 from .objective import Objective
 from .partition import PartitionEnsemble
-from .radii import rows
 
 __all__ = [
     "Certifier",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..common import Progress, silent
-from ..evaluation import Share
+from ..common import Progress, check_count, silent
+from ..results import Measurement, Share, median
 from ..threat import L0Ball
 from .certifier import ANY_VALUE, Certifier
 from .lower_bounds import Method, margin_goals, over_intervals
 from .network import Network
 from .network_bounds import BATCH, NetworkBounds
 from .propagate import intervals
-from .radii import check_budgets, shares
 from .reachable import Reachable
 
 
@@ -83,9 +83,33 @@ def accuracy(
 
     Args: budgets: in units of the ball.  The others as for `radius`.
     """
-    check_budgets(budgets)
+    _check_budgets(budgets)
     most = max(budgets)
-    return shares(radius(model, x, y, ball, max_budget=most, method=method, batch=batch, progress=progress), budgets)
+    return _shares(radius(model, x, y, ball, max_budget=most, method=method, batch=batch, progress=progress), budgets)
+
+
+def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measurement]:
+    """Measurements for `ell0.results.Results`: certified accuracy at each budget, and the median radius.
+
+    radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
+    """
+    _check_budgets(budgets)
+    accuracy = [
+        Measurement.of("certified_accuracy", share, **identity, budget=budget)
+        for budget, share in _shares(radii, budgets).items()
+    ]
+    return [*accuracy, Measurement.of("certified_radius", median(radii), **identity)]
+
+
+def _check_budgets(budgets: Collection[int]) -> None:
+    for budget in budgets:
+        check_count("budgets", budget, least=0)
+    if not budgets or len(set(budgets)) < len(budgets):
+        raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
+
+
+def _shares(radii: Tensor, budgets: Collection[int]) -> dict[int, Share]:
+    return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
 
 
 def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:

@@ -17,17 +17,16 @@ from ..threat import L0Ball
 from .certifier import ANY_VALUE
 
 BOXES = (1.0, 100.0)
-"""How far values go where a certificate is about any value and an attack needs an end: to -1 and 1, -100 and 100."""
+"""Certificates may be about any value, and attacks need a finite box: [-1, 1], then [-100, 100]."""
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """What came of it.
+    """What attacks found within certified radii.
 
     tried: rows that were attacked, those with a radius of 1 or more.
-    fell: ``(f,)`` int64, rows that an attack broke within their radius. There should be none: a certificate was wrong.
-    by: for each of them the attack.  attacks: the names of all.
-    flags: why the attacks may have been weak, a sentence each, as `ell0.evaluate` raises them.
+    fell: ``(f,)`` int64, rows that an attack broke within their radius. If there is one, a certificate was wrong.
+    by: for each of them the attack.  attacks: the names of all.  flags: why they may have been weak (`ell0.evaluate`).
     """
 
     tried: int
@@ -56,10 +55,8 @@ def challenge(
 
     Args:
         radii: ``(n,)`` int64, what `radius` gave for these rows and this ball.
-        ball: as for `radius`. Where its box has no end the attacks get two boxes instead, to 1 and to 100.
-        attacks: as for `ell0.evaluate`; all of ``ATTACKS`` if nothing is said.
-        batch: rows in one call of an attack.  seed: of the attacks.
-        progress: called with the number of rows done.
+        ball: as for `radius`. If its box is infinite the attacks get two boxes instead, to 1 and to 100.
+        attacks: as for `ell0.evaluate`.  batch: rows in one call of an attack.  seed: of the attacks.
     """
     if len(x) != len(y):
         raise ValueError(f"x must have a row for each of the {len(y)} labels, got {len(x)}")
@@ -67,32 +64,27 @@ def challenge(
         raise ValueError(f"radii must be integers of shape {tuple(y.shape)}, got {radii.dtype} {tuple(radii.shape)}")
     if isinstance(attacks, str) or not len(attacks):
         raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
-    ball = ANY_VALUE if ball is None else ball
-    boxes = _boxes(ball, x)
-    radii = radii.to(x.device)
-    tried = radii.gt(0).nonzero().squeeze(1)
+    boxes, radii = _boxes(ANY_VALUE if ball is None else ball, x), radii.to(x.device)
+    tried, done = int(radii.gt(0).sum()), 0
     fallen: dict[int, str] = {}
     flags: dict[str, None] = {}
-    done = 0
-    for budget in radii[tried].unique().tolist():
+    for budget in radii[radii > 0].unique().tolist():
         rows = (radii == budget).nonzero().squeeze(1)
         for box in boxes:
-            here = box.part(x, rows, budget)
             with dense_products(tf32=False):
+                here = box.part(x, rows, budget)
                 found = evaluate(model, x[rows], y[rows], here, attacks, batch=batch, seed=seed)
-            for row, name in zip(rows.tolist(), found.decided, strict=True):
-                if name is not None:
-                    fallen.setdefault(row, name)
-            flags |= dict.fromkeys(found.flags)
+            broken = {row: name for row, name in zip(rows.tolist(), found.decided, strict=True) if name is not None}
+            fallen, flags = broken | fallen, flags | dict.fromkeys(found.flags)
         done += len(rows)
-        progress(Step("rows attacked", done, len(tried)))
+        progress(Step("rows attacked", done, tried))
     fell = sorted(fallen)
     by = tuple(fallen[row] for row in fell)
-    return Challenge(len(tried), torch.tensor(fell, dtype=torch.int64), by, tuple(attacks), tuple(flags))
+    return Challenge(tried, torch.tensor(fell, dtype=torch.int64), by, tuple(attacks), tuple(flags))
 
 
 def _boxes(ball: L0Ball, x: Tensor) -> list[L0Ball]:
-    """The ball itself, or where it is without an end the two boxes that stand for it."""
+    """The ball itself, or the two boxes that stand for an infinite one."""
     low, high, mutable = torch.broadcast_tensors(*ball.box(x))
     if ((high - low).isfinite() | ~mutable).all():
         return [ball]

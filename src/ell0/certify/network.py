@@ -49,18 +49,17 @@ class Network:
         flat = x.ndim == 2
         for place, (name, layer) in enumerate(layers):
             flat = flat or type(layer) is nn.Flatten
-            if type(layer) in IGNORED:
-                continue
             if type(layer) in FIRST and isinstance(layer, nn.Linear):
                 _check_rows(name, layer, x, flat)
                 head = [_later(its, later) for its, later in layers[place + 1 :] if type(later) not in IGNORED]
                 return cls(tuple(rising), layer, tuple(head))
-            if type(layer) not in (InputClamp, InputScale) or not isinstance(layer, InputClamp | InputScale):
+            if type(layer) in (InputClamp, InputScale) and isinstance(layer, InputClamp | InputScale):
+                rising.append(layer)
+            elif type(layer) not in IGNORED:
                 raise ValueError(
                     "model must begin with TruncatedLinear, ClippedLinear or Linear, after Flatten, InputClamp and "
                     f"InputScale at most, got {name} ({type(layer).__name__}) before any of them"
                 )
-            rising.append(layer)
         raise ValueError("model must have a TruncatedLinear, ClippedLinear or Linear layer, got none")
 
     def double(self) -> Network:

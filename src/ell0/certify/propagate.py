@@ -107,14 +107,14 @@ def _spread(layer: Affine, sizes: Tensor) -> Tensor:
 
 def _offset(layer: Affine) -> Tensor | float:
     """The magnitude of what an affine layer adds: ``(h,)``; a batch norm subtracts the mean."""
-    mean = layer.running_mean if isinstance(layer, nn.BatchNorm1d) else None
-    taken = 0.0 if mean is None or isinstance(layer, nn.Linear) else (_factor(layer) * mean).abs()
-    bias: Tensor | None = layer.bias
-    return taken if bias is None else taken + bias.abs()
+    offset = 0.0 if layer.bias is None else layer.bias.abs()
+    if isinstance(layer, nn.Linear):
+        return offset
+    assert layer.running_mean is not None
+    return (_factor(layer) * layer.running_mean).abs() + offset
 
 
 def _factor(layer: nn.BatchNorm1d) -> Tensor:
     assert layer.running_var is not None
     factor = (layer.running_var + layer.eps).rsqrt()
-    weight: Tensor | None = layer.weight
-    return factor if weight is None else weight * factor
+    return factor if layer.weight is None else layer.weight * factor

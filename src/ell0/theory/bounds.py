@@ -72,7 +72,6 @@ def upper_bound(mixture: Mixture, k: int, *, weight: ArrayLike | None = None, co
     ||nu||_2 stands where 1 did, so it need not be 1.
     """
     check_k(mixture.d, k)
-    _check_constant(constant)
     w = mixture.weight(weight)
     largest = math.sqrt(2 * math.log(mixture.d))
     shift = constant * k * np.abs(w).max() * (np.linalg.norm(mixture.mu) + largest)
@@ -120,7 +119,6 @@ def log_k_trunc_bound(nu: PowerLaw, eps: float, *, constant: LemmaConstant = 2) 
     k_trunc(e + sqrt(2 / log d)) >= floor(q(e) ||nu_[1:lambda_c(e)]||_1 / (2 constant log d))
     ([Beliaev22] appendix B, eq. on k_trunc), here with e = eps - sqrt(2 / log d).
     """
-    _check_constant(constant)
     log_d = math.log(nu.d)
     inner = eps - math.sqrt(2 / log_d)
     return _log_floor(math.log(q_of_eps(inner) * nu.prefix(c_of_eps(inner))[1] / (2 * constant * log_d)))
@@ -149,7 +147,6 @@ def c2(eps: float, d: int, *, constant: LemmaConstant = 2) -> float:
 
     alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2,  alpha = log_d k     ([Beliaev22] Theorem 2)
     """
-    _check_constant(constant)
     log_d = math.log(check_count("d", d, 2))
     return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / (2 * constant))) / log_d
 
@@ -171,11 +168,6 @@ def c_of_eps(eps: float) -> float:
     """The signal that must be hidden to leave error eps: Phibar(sqrt(1 - c^2)) = eps ([Beliaev22] appendix B)."""
     left = q_of_eps(eps)
     return math.sqrt((1 - left) * (1 + left))
-
-
-def _check_constant(constant: int) -> None:
-    if constant not in (2, 8):
-        raise ValueError(f"constant must be 2 or 8, got {constant!r}")
 
 
 def _rest(nu: Floats) -> Floats:

@@ -154,7 +154,14 @@ def _clipped_shifts(d: int, budgets: Ints, clips: tuple[float, ...]) -> Shifts:
             between = below[high] - below[low] + by * (high - low)
             return np.asarray(between + clip * (left - high - low - budgets))
 
-        return _root(margin, _REACH * spread, (len(clips), len(budgets)))
+        # The margin does not fall as the row shifts: where it crosses 0, by bisection; an end where it does not.
+        start = np.full((len(clips), len(budgets)), -_REACH * spread)
+        end = -start
+        for _ in range(_BISECTIONS):
+            middle = (start + end) / 2
+            wins = margin(middle) <= 0
+            start, end = np.where(wins, middle, start), np.where(wins, end, middle)
+        return start
 
     return lambda v, spread: np.stack([shift(row, spread) for row in v])
 
@@ -185,16 +192,6 @@ def _chances(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for found in threads.map(chances, sizes, rng.spawn(len(sizes))):
             yield from found
-
-
-def _root(margin: Callable[[Floats], Floats], reach: float, shape: tuple[int, ...]) -> Floats:
-    """Where a non-decreasing margin crosses 0 within -reach..reach, by bisection; an end where it does not."""
-    low, high = np.full(shape, -reach), np.full(shape, reach)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        wins = margin(middle) <= 0
-        low, high = np.where(wins, middle, low), np.where(wins, high, middle)
-    return low
 
 
 def _interval(mean: Floats, variance: Floats, n: int) -> tuple[Floats, Floats]:

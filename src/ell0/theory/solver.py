@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -96,12 +97,8 @@ class Dual:
         return self.entropy - float((self.slope**2).sum()) / (2 * alpha)
 
 
-@dataclass(frozen=True, eq=False)
-class SmoothedValue:
-    """The smoothed objective at some weights: its value and gradient ``(outputs, d + 1)``, intercept last.
-
-    upper: what the exact objective is at most here.
-    """
+class SmoothedValue(NamedTuple):
+    """The smoothed objective at some weights, its gradient ``(outputs, d + 1)``, and what the exact one is at most."""
 
     value: float
     gradient: Floats

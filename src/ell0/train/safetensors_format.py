@@ -28,25 +28,23 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
-_MOST = 100_000_000  # bytes of a header, as the format has it
+_MOST = 100_000_000  # bytes of a header, by the format
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """The content of a file."""
-    # Wide types first: every tensor then begins at a multiple of its own size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {_METADATA: dict(metadata)}
     parts: list[bytes] = []
     begin = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in _WORDS or name == _METADATA:
+    # Wide types first: every tensor then begins at a multiple of its own size.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        if tensor.dtype not in _NAMES or name == _METADATA:
             raise ValueError(f"a checkpoint cannot hold {name} of type {tensor.dtype}")
         parts.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         end = begin + len(parts[-1])
-        header[name] = {"dtype": _WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         begin = end
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
@@ -54,10 +52,9 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, on the CPU, and its metadata; raises ValueError if it is not whole."""
-    content = memoryview(path.read_bytes())
+    """The tensors of a file, on the CPU, and its metadata; raises ValueError if the file is damaged."""
     try:
-        return _decode(content)
+        return _decode(memoryview(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 
@@ -66,38 +63,24 @@ def _decode(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(_MOST, len(content) - 8):
         raise ValueError(f"its {len(content)} bytes are too few for a header")
-    try:
-        header = json.loads(bytes(content[8 : 8 + length]))
-    except ValueError:
-        raise ValueError("its header is not JSON") from None
-    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
-        raise ValueError("its header does not name tensors")
+    header = json.loads(bytes(content[8 : 8 + length]))
     data = content[8 + length :]
     metadata = header.pop(_METADATA, {})
-    if not all(isinstance(word, str) for word in metadata.values()):
-        raise ValueError("its metadata are not words")
-    at = 0
-    tensors = {}
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata must be strings")
+    last, tensors = 0, {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        if begin != at or not begin <= end <= len(data):
+        (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES.get(entry["dtype"])
+        if begin != last or not begin <= end <= len(data):
             raise ValueError(f"{name} does not lie where the tensor before it ends, or ends outside of the file")
-        tensors[name] = _tensor(name, entry, data[begin:end])
-        at = end
-    if at != len(data):
-        raise ValueError(f"it has {len(data) - at} bytes too many")
+        # Torch must be able to count with the sizes beside a 0 too, which cost no bytes.
+        sizes = all(type(size) is int and size >= 0 for size in shape) and math.prod(s or 1 for s in shape) < 2**63
+        if dtype is None or not sizes or math.prod(shape) * dtype.itemsize != end - begin:
+            raise ValueError(f"{name} has {end - begin} bytes, which do not fill {entry['dtype']} {shape}")
+        # A copy: torch wants memory that it may write to, at a multiple of the type's size.
+        raw = bytearray(data[begin:end])
+        tensors[name] = torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+        last = end
+    if last != len(data):
+        raise ValueError(f"it has {len(data) - last} bytes too many")
     return tensors, metadata
-
-
-def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> Tensor:
-    shape, word = entry["shape"], entry["dtype"]
-    if word not in _DTYPES:
-        raise ValueError(f"{name} has the unknown type {word!r}")
-    # Sizes beside a 0 cost no bytes, and still torch must be able to count with them.
-    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(s or 1 for s in shape) >= 2**63:
-        raise ValueError(f"{name} has the shape {shape!r}")
-    dtype = _DTYPES[word]
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError(f"{name} has {len(data)} bytes, which do not fill the shape {tuple(shape)}")
-    # A copy of its own: torch wants memory that it may write to, at a multiple of the type's size.
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if len(data) else torch.empty(shape, dtype=dtype)
