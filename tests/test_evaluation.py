@@ -400,8 +400,8 @@ def test_bad_input(changed: dict[str, Any], words: str) -> None:
 def test_an_attack_that_cannot_do_it_says_so_before_any_query() -> None:
     x, y = rows()
     spy = Spy()
-    attacks = {"spy": Entry(spy, False), "rs": partial(ATTACKS["sparse_rs"], values=torch.tensor([7.0]))}
-    with pytest.raises(ValueError, match="values must lie in the box"):
+    attacks = {"spy": Entry(spy, False), "rs": partial(ATTACKS["sparse_rs"], alpha=7.0)}
+    with pytest.raises(ValueError, match="alpha must lie in"):
         evaluate(Line(), x, y, L0Ball(2), attacks)
     assert spy.calls == []
 

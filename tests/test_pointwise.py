@@ -101,17 +101,6 @@ def test_no_single_reset_after_many_rounds() -> None:
         assert not (errs(back) & changed & (victim.distance[at] > 1)).any()
 
 
-def test_more_repeats_are_never_worse() -> None:
-    model = Sums(200, 4)
-    x = random(30, 200, seed=8).clamp(-0.9, 0.9)
-    y = model(x).argmax(1)
-    runs = [pointwise(model, x, y, L0Ball(200, low=-1.0), repeats=n, starts=2) for n in (1, 2, 4, 7)]
-    distances = torch.stack([run.distance for run in runs])
-    assert (distances > 0).all()
-    assert (distances.diff(dim=0) <= 0).all()
-    assert (distances[-1] < distances[0]).any()
-
-
 @fewer_cases
 @given(problems(), st.integers(0, 4))
 def test_the_budget_judges_and_does_not_steer(
@@ -159,15 +148,6 @@ def test_uneven_noise_is_tried() -> None:
     assert (result.distance == 51).all()
 
 
-def test_a_row_of_which_nothing_can_change_stands() -> None:
-    x = torch.ones(2, 3)
-    mutable = torch.tensor([[True] * 3, [False] * 3])
-    model = Sums(3, 2)
-    result = pointwise(model, x, model(x).argmax(1), L0Ball(3, mutable=mutable, low=1.0))
-    assert not result.success.any()
-    assert not result.queries.any()
-
-
 def test_units_go_back_in_the_order_given() -> None:
     """Any two changed units make this model err: the two that come last in the order are left."""
 
@@ -183,16 +163,3 @@ def test_units_go_back_in_the_order_given() -> None:
         assert (victim.queries <= 2 * 40).all()  # blocks double, and are bisected
     for points, units in zip(left[:, 0], order, strict=True):
         assert points.nonzero().squeeze(1).tolist() == sorted(units[-2:].tolist())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"repeats": 0}, "repeats must be an int >= 1, got 0"),
-        ({"starts": 1.5}, "starts must be an int >= 1, got 1.5"),
-    ],
-)
-def test_errors_name_the_argument(settings: dict[str, Any], message: str) -> None:
-    x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=message):
-        pointwise(Sums(3, 2), x, torch.zeros(2, dtype=torch.int64), L0Ball(1), **settings)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -23,6 +22,8 @@ __all__ = ["AttackResult", "Model", "Victim"]
 
 Model = Callable[[Tensor], Tensor]
 """Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,6 @@ class AttackResult:
     queries: Tensor
     x_best: Tensor
     margin: Tensor
-
-    @classmethod
-    def cat(cls, parts: Iterable[AttackResult]) -> AttackResult:
-        """The results of several batches as one."""
-        parts = list(parts)
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def by_unit(numbers: Tensor, unit: Unit) -> Tensor:
@@ -93,42 +88,31 @@ class Victim:
         # Counts the units of some rows, where a box with values for every row would not fit.
         self._ruler = L0Ball(ball.budget, ball.unit)
         self.n = len(x)
-        self.low, self.high, mutable = (t.expand_as(x) for t in ball.box(x))
-        self.mutable = mutable
+        self.low, self.high, self.mutable = (t.expand_as(x) for t in ball.box(x))
         self.model, self._target, self._minimal = model, target is not None, minimal
         self._y, self._labels = y, (y if target is None else target).long()
         self._progress = progress
-        self._held: list[tuple[nn.Module, bool]] = []
-        self._parameters: list[nn.Parameter] = []
-        self._ready = ExitStack()
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
         self.queries = torch.zeros(self.n, dtype=torch.int64, device=x.device)
 
     def __enter__(self) -> Self:
-        if isinstance(self.model, nn.Module):
-            self._held = [(module, module.training) for module in self.model.modules()]
-            self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-            self.model.eval()
-            for parameter in self._parameters:
-                parameter.requires_grad_(False)
-            self._ready.enter_context(prepared(self.model))
-        try:
+        with ExitStack() as stack:
+            if isinstance(self.model, nn.Module):
+                for module in self.model.modules():
+                    stack.callback(setattr, module, "training", module.training)
+                self.model.eval()
+                for parameter in [p for p in self.model.parameters() if p.requires_grad]:
+                    stack.callback(parameter.requires_grad_, True)
+                    parameter.requires_grad_(False)
+                stack.enter_context(prepared(self.model))
             self._start()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            self._restore = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ready.close()
-        for module, training in self._held:
-            module.training = training
-        for parameter in self._parameters:
-            parameter.requires_grad_(True)
+    def __exit__(self, *_: object) -> None:
+        self._restore.close()
 
     def _start(self) -> None:
         logits = self._logits(self.x.clone())
@@ -157,29 +141,17 @@ class Victim:
         return units.reshape(len(units), *self.x.shape[1:])
 
     def margins(self, points: Tensor, at: Tensor) -> Tensor:
-        """Margins ``(m,)`` of points ``(m, ...)`` for the rows ``at``; each costs its row a query and is recorded."""
-        logits = self._logits(points)
-        return self._learn(points, at, logits, cost=1)
+        """Margins ``(m,)`` of points ``(m, ...)`` for the rows ``at``; each costs its row a query and is recorded.
+
+        ``at`` may hold a row several times.
+        """
+        return self._learn(points, at, self._logits(points), cost=1)
 
     def errs(self, points: Tensor, at: Tensor) -> Tensor:
-        """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs and records as `margins`.
-
-        Here and there ``at`` may hold a row several times.
-        """
+        """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs and records as `margins`."""
         logits = self._logits(points)
         self._learn(points, at, logits, cost=1)
         return self._wrong(logits, self._labels[at])
-
-    def losses(self, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Margins as `margins` gives them, and the log-odds of the label (minus that, with a target).
-
-        The cross-entropy is log(1 + exp(-odds)): it orders points in the same way, until it rounds to 0.
-        """
-        logits = self._logits(points)
-        labels = self._labels[at].unsqueeze(1)
-        others = logits.scatter(1, labels, -torch.inf).logsumexp(1)
-        odds = logits.gather(1, labels).squeeze(1) - others
-        return self._learn(points, at, logits, cost=1), -odds if self._target else odds
 
     def slopes(
         self,
@@ -309,9 +281,8 @@ class Victim:
         if _version(points) != version:
             raise ValueError("model must leave its input as it is, got one that writes into it")
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(points) or logits.shape[1] < 2:
-            raise ValueError(
-                f"model must return logits of shape ({len(points)}, classes), 2 classes or more, got {describe(logits)}"
-            )
+            rule = f"model must return logits of shape ({len(points)}, classes), 2 classes or more"
+            raise ValueError(f"{rule}, got {describe(logits)}")
         if not logits.is_floating_point():
             raise ValueError(f"model must return floating-point logits, got {describe(logits)}")
         top = logits.detach().amax(1)
@@ -357,15 +328,10 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
     for name, value in (("y", y), ("target", target), ("rows", rows)):
         if value is None and name != "y":
             continue
-        if (
-            not isinstance(value, Tensor)
-            or value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-            or value.shape != x.shape[:1]
-            or value.device != x.device
-        ):
-            raise ValueError(
-                f"{name} must be an integer tensor of shape ({len(x)},) on {x.device}, got {describe(value)}"
-            )
+        wanted = x.shape[:1], x.device
+        if not isinstance(value, Tensor) or value.dtype not in _INTEGERS or (value.shape, value.device) != wanted:
+            rule = f"{name} must be an integer tensor of shape ({len(x)},) on {x.device}"
+            raise ValueError(f"{rule}, got {describe(value)}")
     if target is not None and (target == y).any():
         raise ValueError(f"target must differ from y in every row, row {int((target == y).nonzero()[0])} does not")
     if finite:

@@ -62,20 +62,11 @@ class Attack(Generic[P]):
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED}
 
 
-def attack(
-    *,
-    white_box: bool,
-    gradients_only: bool,
-    random: bool,
-    cascade: int | None,
-    cheap: Mapping[str, Any],
-    strong: Mapping[str, Any] | None,
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Callable[[Callable[P, AttackResult]], Attack[P]]:
-    """Declares a function as an attack and adds it to `ATTACKS`; `Attack` says what the arguments mean."""
+def attack(**declaration: Any) -> Callable[[Callable[P, AttackResult]], Attack[P]]:
+    """Declares a function as an attack and adds it to `ATTACKS`. The arguments are the fields of `Attack`."""
 
     def declare(function: Callable[P, AttackResult]) -> Attack[P]:
-        own = Attack(function, white_box, gradients_only, random, cascade, cheap, strong, variants or {})
+        own = Attack(function, **declaration)
         _registered[own.name] = own
         return own
 

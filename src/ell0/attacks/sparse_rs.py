@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ..common import Progress, check_count, silent
-from ..threat import L0Ball, describe
+from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
 
-__all__ = ["SearchLoss", "Values", "sparse_rs"]
+__all__ = ["Values", "sparse_rs"]
 
-SearchLoss = Literal["margin", "ce"]
-Values = Literal["corners", "uniform"] | Tensor
+Values = Literal["corners", "uniform"]
 
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
@@ -34,7 +33,6 @@ def sparse_rs(
     *,
     queries: int = 1000,
     restarts: int = 1,
-    loss: SearchLoss = "margin",
     alpha: float = 0.8,
     values: Values = "corners",
     generator: torch.Generator | None = None,
@@ -45,32 +43,30 @@ def sparse_rs(
     """Sparse-RS [Croce22, algorithm 1]: keeps a random set of ``budget`` changed units, moves a few of them at a time.
 
     The first query changes random units to random values. Each later one takes max(int(alpha_i * budget), 1) units back
-    to their clean values and changes as many others; it stays if the loss falls, or if the model errs. alpha_i falls
+    to their clean values and changes as many others; it stays if the margin falls, or if the model errs. alpha_i falls
     with the share of the queries spent: alpha / 2, / 4, / 5, / 6, / 8, / 10, / 12, / 15, / 20 up to 0.5, 2, 5, 10, 20,
     40, 60, 80 and 100 %.
 
     Args:
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
         queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
-        loss: ``"margin"``, or ``"ce"``, minus the cross-entropy (by the log-odds, which order points alike).
         alpha: share of the budget moved at the start of the schedule, in (0, 1].
-        values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box; or
-            one of the numbers of a 1-D tensor, all inside the box.
-        generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
+        values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box.
+        generator: gives the key of the random draws.  rows: global row ids.  target: a wanted label for each row.
 
     Differs from [Croce22]'s code: units are drawn for each row, not for the batch; a single pixel that would keep its
     colour gets another in one channel, not a new draw of all; the best failure is kept.
     """
     check_count("queries", queries)
     check_count("restarts", restarts)
-    if loss not in get_args(SearchLoss):
-        raise ValueError(f'loss must be "margin" or "ce", got {loss!r}')
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must lie in (0, 1], got {alpha!r}")
+    if values not in get_args(Values):
+        raise ValueError(f'values must be "corners" or "uniform", got {values!r}')
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         palette = Palette(victim, values)
         for restart in range(restarts if ball.budget else 0):
-            search = Search(victim, palette, loss, first=restart * queries)
+            search = Search(victim, palette, first=restart * queries)
             for query in victim.while_standing(range(queries), f"sparse_rs, run {restart + 1} of {restarts}"):
                 search.step(max(int(_alpha(alpha, query, queries) * ball.budget), 1))
         return victim.result()
@@ -85,15 +81,11 @@ class Palette:
     """The values a changed number may take, drawn at random."""
 
     def __init__(self, victim: Victim, values: Values, low: Tensor | None = None, high: Tensor | None = None) -> None:
-        """low, high: ``(n, channels, units)``, a box inside that of the ball, for ``"corners"`` and ``"uniform"``."""
-        self._victim = victim
+        """low, high: ``(n, channels, units)``, a box inside that of the ball."""
         self._low = victim.units(victim.low) if low is None else low
         self._high = victim.units(victim.high) if high is None else high
-        self._mutable = victim.units(victim.mutable)
-        self._uniform = isinstance(values, str) and values == "uniform"
-        self._choices = _choices(victim, values) if isinstance(values, Tensor) else None
-        if not isinstance(values, Tensor) and values not in ("corners", "uniform"):
-            raise ValueError(f'values must be "corners", "uniform" or a 1-D tensor, got {values!r}')
+        self._mutable, self._clean = victim.units(victim.mutable), victim.units(victim.x)
+        self._uniform = values == "uniform"
 
     @property
     def draws(self) -> int:
@@ -103,52 +95,27 @@ class Palette:
     def pick(self, at: Tensor, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
         """Values ``(m, channels, s)`` for units ``(m, s)`` of the rows ``at``, from random ``(m, s, draws)``.
 
-        now: ``(m, channels, s)``; no unit gets its value of now, if the palette has another.
+        now: ``(m, channels, s)``; no unit gets its value of now, if there is another corner.
         """
-        channels = self._low.shape[1]
         low, high, mutable = (take(t, at, units) for t in (self._low, self._high, self._mutable))
         random = random.transpose(1, 2)
-        mine = random[:, :channels]
+        mine = random[:, : low.shape[1]]
         if self._uniform:
             value = (low + (high - low) * mine.to(low.dtype)).clamp(low, high)
         else:
-            value = self._choose(mine, low, high)
+            value = torch.where(mine < 0.5, low, high)
             if now is not None:
-                other = self._choose(self._another(mine, random[:, -1:]), low, high)
                 number = (random[:, -2:-1] * mutable.sum(1, keepdim=True)).long()
                 altered = mutable & (mutable.cumsum(1) - 1 == number)
                 stuck = ((value == now) | ~mutable).all(1, keepdim=True)
-                value = torch.where(stuck & altered, other, value)
-        return torch.where(mutable, value, take(self._victim.units(self._victim.x), at, units))
-
-    def _choose(self, share: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        if self._choices is None:
-            return torch.where(share < 0.5, low, high)
-        return self._choices[(share * len(self._choices)).long()]
-
-    def _another(self, share: Tensor, shift: Tensor) -> Tensor:
-        """A share that chooses any other value."""
-        size = 2 if self._choices is None else len(self._choices)
-        if size == 1:
-            return share
-        step = 1 + (shift * (size - 1)).long()
-        return (((share * size).long() + step) % size + 0.5) / size
+                value = torch.where(stuck & altered, torch.where(mine < 0.5, high, low), value)
+        return torch.where(mutable, value, take(self._clean, at, units))
 
 
 def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
     """``(m, channels, s)``: some units ``(m, s)`` of some rows ``(m,)`` of numbers ``(n, channels, units)``."""
     channels = torch.arange(numbers.shape[1], device=at.device)
     return numbers[at.view(-1, 1, 1), channels.view(1, -1, 1), units.unsqueeze(1)]
-
-
-def _choices(victim: Victim, values: Tensor) -> Tensor:
-    if values.ndim != 1 or not len(values):
-        raise ValueError(f"values must be a 1-D tensor of at least one number, got {describe(values)}")
-    values = values.to(victim.x)
-    inside = (victim.low <= values.min()) & (values.max() <= victim.high) | ~victim.mutable
-    if not inside.all():
-        raise ValueError(f"values must lie in the box of the ball, got {values.tolist()}")
-    return values
 
 
 class Search:
@@ -161,7 +128,6 @@ class Search:
         self,
         victim: Victim,
         palette: Palette,
-        loss: SearchLoss = "margin",
         *,
         first: int = 0,
         start: Tensor | None = None,
@@ -170,7 +136,7 @@ class Search:
         """first: number of the first moment of drawing.  start: ``(n, ...)``, the points of ``victim.margin``, to go
         on from.  limit: queries after which a row leaves.
         """
-        self._victim, self._palette, self._loss, self._limit = victim, palette, loss, limit
+        self._victim, self._palette, self._limit = victim, palette, limit
         self._moment = first
         self._at = at = victim.standing
         mutable = victim.units(victim.mutable).any(1)[at]
@@ -207,7 +173,7 @@ class Search:
         values = self._palette.pick(self._at, units, random[:, :, 1:])
         held = torch.arange(count, device=units.device) < self._size.unsqueeze(1)
         self._write(units, torch.where(held.unsqueeze(1), values, self._read(units)))
-        self._best = self._evaluate()[0]
+        self._best = self._margins()
 
     def _move(self, moved: int) -> None:
         random = self._random(2 * moved)
@@ -227,10 +193,10 @@ class Search:
         units = torch.cat([out, into], 1)
         old, new = self._read(units), torch.cat([clean, values], 2)
         self._write(units, new)
-        loss, margin = self._evaluate()
+        margin = self._margins()
         assert self._best is not None
-        accept = (loss < self._best) | (margin < -1e-6)
-        self._best = torch.where(accept, loss, self._best)
+        accept = (margin < self._best) | (margin < -1e-6)
+        self._best = torch.where(accept, margin, self._best)
         self._write(units, torch.where(accept.view(-1, 1, 1), new, old))
         self._order.scatter_(1, going, torch.where(accept.unsqueeze(1), into, out))
         self._order.scatter_(1, coming, torch.where(accept.unsqueeze(1), out, into))
@@ -243,13 +209,8 @@ class Search:
         self._order.scatter_(1, mine, there)
         self._order.scatter_(1, other, here)
 
-    def _evaluate(self) -> tuple[Tensor, Tensor]:
-        points = self._victim.points(self._points)
-        if self._loss == "ce":
-            margin, loss = self._victim.losses(points, self._at)
-            return loss, margin
-        margin = self._victim.margins(points, self._at)
-        return margin, margin
+    def _margins(self) -> Tensor:
+        return self._victim.margins(self._victim.points(self._points), self._at)
 
     def _drop_broken(self) -> None:
         stands = ~self._victim.success[self._at]

@@ -20,7 +20,17 @@ from ..results import Share
 from ..threat import L0Ball
 from .entries import AttackFunction, Entry, entries_of
 from .evaluation import Evaluation, percent
-from .flags import Probe, batches, beaten, check_claims, clean_pass, doubts, nature, on_rows, train_mode
+from .flags import (
+    Attacked,
+    Probe,
+    batches,
+    beaten_flags,
+    check_claims,
+    clean_pass,
+    doubt_flags,
+    model_flags,
+    output_flags,
+)  # fmt: skip
 from .identity import of_attack, of_model, of_value
 from .state import AttackedRows, State
 
@@ -51,17 +61,16 @@ def evaluate(
 
     Args:
         model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
-        attacks: name -> a configured attack, run in this order; a function that is not of ``ell0.attacks`` comes as an
-            `Entry`, which says whether it is white-box. Or names, of ``ATTACKS`` or of `cascade`, which is what
-            None stands for. Of a model without gradients None stands for the black-box ones; to name white-box ones
-            for it raises.
+        attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
+            is not of ``ell0.attacks`` must be an `Entry`, which says whether it is white-box. Default: `cascade`; for a
+            model without gradients its black-box attacks. White-box attacks named for such a model raise.
         budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
             rows still standing: a row broken with d changes is broken at every budget from d.
         batch: rows in one call of an attack, on each rank; the result does not depend on it if the model's answer for a
             row does not depend on the rest of its batch.
         seed: gives each attack, by its name, the key of its draws.
-        state_path: a file that is rewritten after each batch; a killed evaluation called again with the same arguments
-            goes on from there, with any batch size.
+        state_path: file that is rewritten after each batch. A killed evaluation that is called again with the same
+            arguments goes on from it, with any batch size.
         progress: called by rank 0 after each attack and, with that as the stage, by the attacks of ``ell0.attacks``.
         team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
             Rank 0 alone writes; the number of ranks may change before an evaluation goes on.
@@ -77,31 +86,31 @@ def evaluate(
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
     steps = _checked_budgets(budgets, ball)
-    flags = train_mode(model)
-    first = torch.zeros(1, dtype=torch.int64, device=x.device)
-    with on_rows(model, x, y, ball, first):  # the model stays in eval mode to the end, for every attack
+    flags = model_flags(model)
+    attacked, first = Attacked(model, x, y, ball), torch.zeros(1, dtype=torch.int64, device=x.device)
+    with attacked.victim(first):  # the model stays in eval mode to the end, for every attack
         probe = team.once(partial(Probe.of, model, x))
         blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
         if blocked and attacks is not None:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
-        clean, wrong, blind = clean_pass(model, x, y, ball, batch, probe.differentiable, team)
-        _rehearse(model, x, ball, entries, seed)
-        parts = {} if path is None else _identity(model, x, y, ball, entries, steps, seed)
+        clean, wrong, blind = clean_pass(attacked, batch, probe.differentiable, team)
+        _rehearse(attacked, entries, first, seed)
+        parts = {} if path is None else _identity(attacked, entries, steps, seed)
         state = State.fresh(x, clean, wrong, len(entries))
-        saved = team.once(partial(_content, path))
+        saved = team.once(lambda: path.read_bytes() if path is not None and path.exists() else None)
         if path is not None and saved is not None:
             state = State.load(path, saved, x, parts, clean, _NOISE * probe.noise)
         report = progress if team.first else silent
         turns = list(product(filter(None, steps), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
             stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
-            within = partial(_report_within, report, stage)
             waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
             for rows in batches(waiting.nonzero().squeeze(1), batch * team.size):
                 start = time.perf_counter()
                 own = team.share(rows).to(x.device)
-                for found in team.gather(partial(_attacked, entry, model, x, y, ball, budget, own, seed, name, within)):
+                run = partial(_run, entry, attacked, own, budget, seeded(seed, name), partial(_within, report, stage))
+                for found in team.gather(run):
                     if found is not None:
                         state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - start
@@ -110,9 +119,10 @@ def evaluate(
             if waiting.any():
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
-        lost = check_claims(model, x, y, ball, state, tuple(entries), batch, probe.random, team)
-    flags += nature(probe, blocked, int(blind.sum()), lost, len(x)) + doubts(state, 0 if probe.random else lost)
-    flags += beaten(state, {name: entry.gradients_only for name, entry in entries.items()})
+        lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
+    flags += output_flags(probe, blocked, int(blind.sum()), lost, len(x))
+    flags += doubt_flags(state, 0 if probe.random else lost)
+    flags += beaten_flags(state, {name: entry.gradients_only for name, entry in entries.items()})
     return Evaluation(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
@@ -128,40 +138,37 @@ def evaluate(
     )
 
 
-def _report_within(report: Progress, stage: Step, step: Step) -> None:
+def _within(report: Progress, stage: Step, step: Step) -> None:
     report(replace(step, stage=stage))
 
 
-def _attacked(
-    entry: Entry, model: Model, x: Tensor, y: Tensor, ball: L0Ball, budget: int, rows: Tensor, seed: int, name: str,
-    progress: Progress,
-) -> AttackedRows | None:  # fmt: skip
-    """What an attack finds for some rows of x; None, if there are none."""
+def _run(
+    entry: Entry, attacked: Attacked, rows: Tensor, budget: int, key: torch.Generator, progress: Progress
+) -> AttackedRows | None:
+    """What an attack finds for some rows; None if there are none."""
     if not len(rows):
         return None
-    mine = ball.part(x, rows, budget)
-    result = entry(model, x[rows], y[rows], mine, seeded(seed, name), rows, progress)
-    return AttackedRows.of(rows, x[rows], result)
+    return AttackedRows.of(rows, attacked.x[rows], entry(*attacked.part(rows, budget), key, rows, progress))
 
 
-def _rehearse(model: Model, x: Tensor, ball: L0Ball, entries: dict[str, Entry], seed: int) -> None:
-    """Calls every attack on a row given a wrong label, so already broken: it costs no query, and an attack that cannot
-    honour the ball or its own parameters says so now, not after hours of cheaper ones."""
-    row = torch.zeros(1, dtype=torch.int64, device=x.device)
+def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: int) -> None:
+    """Calls every attack on a row with a wrong label, which costs no query.
+
+    An attack that refuses the ball or its own settings does so now, not after hours of cheaper attacks.
+    """
+    model, x, _, ball = attacked.part(row)
     with torch.no_grad():
-        logits = model(x[:1])
+        logits = model(x)
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
-        mine = ball.part(x, row)
-        entry(model, x[:1], label, mine, seeded(seed, name), row)
+        entry(model, x, label, ball, seeded(seed, name), row)
 
 
-def _identity(
-    model: Model, x: Tensor, y: Tensor, ball: L0Ball, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int
-) -> dict[str, str]:
+def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int) -> dict[str, str]:
     """What must be the same for an evaluation to go on from a state."""
-    values = {"x": x, "y": y, "ball": ball, "budgets": budgets, "seed": seed, "attacks": list(entries)}
-    parts = {name: of_value(name, value) for name, value in values.items()} | {"model": of_model(model)}
+    values = {"x": attacked.x, "y": attacked.y, "ball": attacked.ball, "budgets": budgets, "seed": seed}
+    parts = {name: of_value(name, value) for name, value in values.items()}
+    parts |= {"model": of_model(attacked.model), "attacks": ", ".join(entries)}
     return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}
 
 
@@ -178,11 +185,6 @@ def _checked_path(state_path: Path | str | None) -> Path | None:
     except OSError as error:
         raise ValueError(f"state_path must be where a file can be written, got {str(path)!r} ({error})") from error
     return path
-
-
-def _content(path: Path | None) -> bytes | None:
-    """What a file holds, if it is there."""
-    return path.read_bytes() if path is not None and path.exists() else None
 
 
 def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:
