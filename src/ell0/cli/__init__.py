@@ -11,15 +11,8 @@ from . import attack, certify, data, report, run, theory
 __all__ = ["app", "main"]
 
 
-def _version() -> str:
-    from .. import __version__
-
-    return __version__
-
-
 app = App(
     name="ell0",
-    version=_version,
     help="Classifiers that survive sparse (L0) attacks: an attacker who changes a few inputs, by any amount.",
     help_format="markdown",
     default_parameter=Parameter(negative=""),

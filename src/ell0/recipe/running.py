@@ -77,7 +77,7 @@ def run(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(recipe.threads or torch.get_num_threads())
         team.once(partial(held.enter_context, _held(folder, recipe, resume)))
-        _Run(recipe, folder, place, data, progress, team).go()
+        _RecipeRun(recipe, folder, place, data, progress, team).go()
     return folder
 
 
@@ -90,7 +90,7 @@ def finished(folder: Path, recipe: Recipe) -> bool:
     return all(row in there for row in recipe.asked())
 
 
-class _Run:
+class _RecipeRun:
     def __init__(
         self, recipe: Recipe, folder: Path, place: torch.device, data: Splits, progress: Progress, team: Team
     ) -> None:
