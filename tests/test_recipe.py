@@ -91,7 +91,7 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
         ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; did you mean 'budget'?"),
         ("budgets = [1, 2]\nqueries", "budgets = [1, 1]\nqueries", "a list of different values"),
-        ("queries = [4, 8]", "queries = [4, 8]\nloss = 'sum'", 'measure 2: loss must be "margin" or "ce", got'),
+        ("queries = [4, 8]", "queries = [4, 8]\nvalues = 'sum'", "measure 2: values must be"),
         ("queries = [4, 8]", "steps = [4, 8]", "measure 2: unknown key 'steps'"),
         ("queries = 5", "querys = 5", "training, attack: unknown key 'querys'; did you mean 'queries'?"),
         ("beta = 10.0\n[[measure]]", "beta = 0\n[[measure]]", "attack: beta must be a number > 0, got 0"),

@@ -141,15 +141,12 @@ def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
                 row = results.find(attack="worst case", classifier=name, budget=budget, beta=beta)
                 assert 0 <= row["certified"] <= row["value"]
     assert "certified" not in results.find(attack="worst case", classifier="F(0)", budget=1, beta=1.0)
-
-
-def test_certified_training_teaches_the_bound(certified: Path) -> None:
-    results = Results.load(certified / "results.json")
-    shares = {
-        name: results.find(what="certified_accuracy", classifier=name, budget=2, method="best")["value"]
+    # Certified training raises the bound.
+    plain, trained = (
+        results.find(what="certified_accuracy", classifier=name, budget=2, method="best")["value"]
         for name in ("F(2)", "F(3) certified")
-    }
-    assert shares["F(3) certified"] > shares["F(2)"]
+    )
+    assert trained > plain
 
 
 def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:

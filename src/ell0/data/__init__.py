@@ -2,9 +2,10 @@
 
 from .dataset import DataError, DataSet
 from .fetch import get
-from .loading import RANGES, SPLITS, Rows, Scale, Status, load, read_npz, status
+from .loading import RANGES, SPLITS, LabelledRows, Scale, Status, load, read_npz, status
 from .sets import SETS
 
 __all__ = [
-    "RANGES", "SETS", "SPLITS", "DataError", "DataSet", "Rows", "Scale", "Status", "get", "load", "read_npz", "status",
+    "RANGES", "SETS", "SPLITS", "DataError", "DataSet", "LabelledRows", "Scale", "Status",
+    "get", "load", "read_npz", "status",
 ]  # fmt: skip

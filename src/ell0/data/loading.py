@@ -14,7 +14,7 @@ from .dataset import DataError
 from .files import Root, find, read_part
 from .sets import SETS
 
-Rows = tuple[Tensor, Tensor]
+LabelledRows = tuple[Tensor, Tensor]
 """x ``(n, ...)`` float32 and y ``(n,)`` int64."""
 
 Scale = Literal["symmetric", "unit"]
@@ -24,7 +24,7 @@ RANGES: dict[Scale, tuple[float, float]] = {"symmetric": (-1.0, 1.0), "unit": (0
 SPLITS: tuple[str, ...] = ("train", "validation", "test", "train+validation")
 
 
-def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric") -> Rows:
+def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric") -> LabelledRows:
     """Images and labels of one split, after their files have been checked by hash.
 
     x is float32 ``(n, channels, height, width)``, y is int64 ``(n,)``. "validation" is the last tenth of the published
@@ -56,7 +56,7 @@ def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric"
     return x_scaled, torch.from_numpy(labels[rows].astype(np.int64))
 
 
-def read_npz(path: Path | str, x_name: str = "x", y_name: str = "y") -> Rows:
+def read_npz(path: Path | str, x_name: str = "x", y_name: str = "y") -> LabelledRows:
     """Inputs and labels from a NumPy ``.npz`` file: x ``(n, ...)`` floating point, finite, and y ``(n,)`` ints >= 0."""
     try:
         with np.load(path, allow_pickle=False) as file:

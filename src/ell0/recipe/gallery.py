@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..attacks import sparse_rs
 from ..common import write_whole
-from ..data import RANGES, Rows
+from ..data import RANGES, LabelledRows
 from ..threat import L0Ball, Unit, stretched
 from .plan import Recipe, slug
 
@@ -21,7 +21,7 @@ _IMAGES = 10
 _QUERIES = 500
 
 
-def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: Rows) -> None:
+def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
     As arrays: ``clean`` ``(m, channels, height, width)``, in [-1, 1] whatever the scale of the data, and ``labels``;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import data
 from ..common import digest
-from ..data import Rows, Scale
+from ..data import LabelledRows, Scale
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class DataSource:
 class Splits:
     """The data of a run; validation is None if the recipe keeps none apart."""
 
-    train: Rows
-    validation: Rows | None
-    test: Rows
+    train: LabelledRows
+    validation: LabelledRows | None
+    test: LabelledRows
 
-    def __getitem__(self, name: str) -> Rows:
+    def __getitem__(self, name: str) -> LabelledRows:
         rows = self.validation if name == "validation" else self.test
         assert rows is not None
         return rows
