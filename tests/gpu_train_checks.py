@@ -66,10 +66,6 @@ def close(one: nn.Module, other: nn.Module, most: float = 1e-4) -> None:
         assert difference <= most, f"{name} differs by {difference}"
 
 
-def equal(one: nn.Module, other: nn.Module) -> None:
-    close(one, other, 0.0)
-
-
 def train_both(config: TrainConfig, norm: bool = False) -> None:
     """20 steps under a schedule, one of them on a smaller batch, eager and from a graph."""
     x, y = (t.cuda() for t in rows(config.batch * STEPS))
@@ -81,7 +77,7 @@ def train_both(config: TrainConfig, norm: bool = False) -> None:
     before = {name: tensor.clone() for name, tensor in networks[0].state_dict().items()}
     eager = Stepper(networks[0], config)
     graph = GraphStepper(networks[1], config, x[: config.batch], y[: config.batch])
-    equal(*networks)
+    close(*networks, 0.0)
     for i in range(STEPS):
         part = slice(i * config.batch, (i + 1) * config.batch - (17 if i == 7 else 0))
         rate = config.rates_of(i * config.epochs // STEPS, 1)[0]
@@ -136,26 +132,22 @@ class Killed(BaseException):
     pass
 
 
-def stop_at(stop: int | None) -> Callable[[object], None]:
-    """A progress that ends the training at its event of that number."""
-    events = itertools.count()
+def stop_and_go_on(make: Callable[[], nn.Module], stops: tuple[int, ...], most: float, **arguments: Any) -> None:
+    """Stopped at any report of progress and called again, a training and its checkpoint end as without a stop."""
 
-    def progress(_: object) -> None:
-        if next(events) == stop:
-            raise Killed
+    def run(out: str | None = None, stop: int | None = None) -> nn.Module:
+        events = itertools.count()
 
-    return progress
+        def progress(_: object) -> None:
+            if next(events) == stop:
+                raise Killed
 
+        model = make()
+        fit(model, attack=ATTACK, out=out, progress=progress, **arguments)
+        return model
 
-def stop_and_go_on(
-    run: Callable[[str | None, int | None], nn.Module],
-    fresh: Callable[[], nn.Module],
-    stops: tuple[int, ...],
-    most: float,
-) -> None:
-    """Stopped anywhere and called again, a run ends as without a stop, and so does its checkpoint."""
-    whole = run(None, None)
-    close(run(None, None), whole, most)
+    whole = run()
+    close(run(), whole, most)
     for stop in stops:
         with tempfile.TemporaryDirectory() as folder:
             stopped = False
@@ -164,36 +156,43 @@ def stop_and_go_on(
             except Killed:
                 stopped = True
             assert stopped
-            close(run(folder, None), whole, most)
-            loaded = fresh()
+            close(run(folder), whole, most)
+            loaded = make()
             train.load_checkpoint(folder).into(loaded)
             close(loaded, whole, most)
 
 
 def check_resume() -> None:
-    """The same bits as without a stop, statistics and dropout included."""
+    """The same bits as without a stop, statistics and dropout included; and an augmented bf16 run of convolutions."""
+    make = partial(network, norm=True)
+    stop_and_go_on(make, (0, 1, 3, 6, 8), 0.0, data=rows(330), config=CONFIG, validation=rows(100, seed=1))
+    config = replace(CONFIG, augment="crop-flip", precision="bf16", attack_precision="bf16")
+    # Else a convolution may sum its gradients in any order.
+    with torch.backends.cudnn.flags(deterministic=True):
+        stop_and_go_on(convolutions, (1, 4, 8), 1e-3, data=images(330), config=config)
 
-    def run(out: str | None, stop: int | None) -> nn.Module:
-        model = network(norm=True)
-        fit(model, rows(330), CONFIG, ATTACK, validation=rows(100, seed=1), out=out, progress=stop_at(stop))
-        return model
 
-    stop_and_go_on(run, partial(network, norm=True), (0, 1, 3, 6, 8), 0.0)
+def waits_for_nothing(work: Callable[[], object]) -> None:
+    """Raises if the work waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def check_no_step_waits_for_the_device() -> None:
     x, y = (t.cuda() for t in rows(64))
     dense = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).cuda()
-    rates, order = torch.tensor([0.1, 0.2], device="cuda"), torch.arange(64, device="cuda")
+    rate, order = torch.tensor(0.1, device="cuda"), torch.arange(64, device="cuda")
+
+    def learn(stepper: Stepper) -> None:
+        stepper.rate.copy_(rate)
+        stepper.step(x[order], y[order])
+
     for stepper in (GraphStepper(network(), CONFIG, x, y), Stepper(dense, CONFIG)):
         stepper.step(x, y)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for rate in rates:
-                stepper.rate.copy_(rate)
-                stepper.step(x[order], y[order])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        waits_for_nothing(partial(learn, stepper))
 
 
 def check_images() -> None:
@@ -228,26 +227,8 @@ def check_augmented_rows() -> None:
     for moves in AUGMENTS.values():
         rows, ways = torch.randint(50, (64,), generator=g), moves.draw(64, g)
         on_gpu = [tensor.cuda() for tensor in (x, rows, ways)]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            moved = moves.moved(*on_gpu)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert torch.equal(moved.cpu(), moves.moved(x, rows, ways))
-
-
-def check_images_resume() -> None:
-    """Stopped after an epoch or within an attack, an augmented bf16 run goes on: statistics and draws come back."""
-    config = replace(CONFIG, augment="crop-flip", precision="bf16", attack_precision="bf16")
-
-    def run(out: str | None, stop: int | None) -> nn.Module:
-        model = convolutions()
-        fit(model, images(330), config, ATTACK, out=out, progress=stop_at(stop))
-        return model
-
-    # Else a convolution may sum its gradients in any order.
-    with torch.backends.cudnn.flags(deterministic=True):
-        stop_and_go_on(run, convolutions, (1, 4, 8), 1e-3)
+        waits_for_nothing(partial(moves.moved, *on_gpu))
+        assert torch.equal(moves.moved(*on_gpu).cpu(), moves.moved(x, rows, ways))
 
 
 def check_attack_in_the_step() -> None:
@@ -280,11 +261,7 @@ def check_attack_in_the_step() -> None:
             torch.manual_seed(seed)
             again.append(torch.stack([graph.step(x, y).clone() for _ in range(3)]))
         assert (again[0] - again[1]).abs().max() < 0.1 * (again[0] - again[2]).abs().max(), again
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        eager.step(x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    waits_for_nothing(partial(eager.step, x, y))
     config = replace(CONFIG, epochs=10, rates=(0.002,), precision="bf16")
     training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5))
     assert training.epochs[-1].train_accuracy > 0.9, [epoch.train_accuracy for epoch in training.epochs]
@@ -335,7 +312,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "precisions": check_precisions,
     "augment": check_augmented_rows,
     "images": check_images,
-    "images-resume": check_images_resume,
     "votes": check_votes,
     "trades": check_attack_in_the_step,
 }

@@ -93,7 +93,7 @@ def test_an_attack_goes_on_where_it_was_and_keeps_its_seconds(tmp_path: Path) ->
 def test_a_training_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = run(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(loop, "_Run", lambda *_: pytest.fail("it was begun again"))
+    monkeypatch.setattr(loop, "_TrainingRun", lambda *_: pytest.fail("it was begun again"))
     assert same(run(tmp_path, network_of_other_weights()), model)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

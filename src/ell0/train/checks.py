@@ -18,16 +18,16 @@ from .appended import BoundAttack
 from .config import TrainConfig
 from .stepper import BatchLoss, TrainingObjective
 
-Rows = tuple[Tensor, Tensor]
+Labelled = tuple[Tensor, Tensor]
 
 
 def check_arguments(
     model: nn.Module,
-    data: Rows,
+    data: Labelled,
     config: TrainConfig,
     attack: BoundAttack | None,
     objective: TrainingObjective | None,
-    validation: Rows | None,
+    validation: Labelled | None,
     card: Mapping[str, Any] | None,
     team: Team,
 ) -> torch.device:
@@ -64,7 +64,11 @@ def check_arguments(
 
 
 def check_together(
-    model: nn.Module, data: Rows, validation: Rows | None, attack: BoundAttack | None, last: BatchLoss | None
+    model: nn.Module,
+    data: Labelled,
+    validation: Labelled | None,
+    attack: BoundAttack | None,
+    last: BatchLoss | None,
 ) -> None:
     """Calls model, attack and the last epoch's loss once, on few rows; raises ValueError if they do not fit together.
 
@@ -115,7 +119,7 @@ def _device(model: nn.Module) -> torch.device:
     return devices.pop()
 
 
-def _check_rows(name: str, rows: Rows, team: Team) -> None:
+def _check_rows(name: str, rows: Labelled, team: Team) -> None:
     if not isinstance(rows, tuple) or len(rows) != 2:
         raise ValueError(f"{name} must be a tuple (x, y), got {describe(rows)}")
     x, y = rows

@@ -21,7 +21,7 @@ from ..precision import dense_products
 from .appended import AppendedRows, BoundAttack, TrainingSet, search
 from .augment import AUGMENTS
 from .checkpoint import Checkpoint
-from .checks import Rows, check_arguments, check_together, least_rows
+from .checks import Labelled, check_arguments, check_together, least_rows
 from .config import TrainConfig
 from .folder import TrainingFolder, made_from
 from .log import Epoch, Training, seconds_left
@@ -94,7 +94,7 @@ def fit(
     if attack is not None:
         attack = attack_precision(config, device)(attack)
     start = time.perf_counter() - about["seconds"]
-    run = _Run(model, rows, config, attack, objective, validation, folder, progress, log, start, team)
+    run = _TrainingRun(model, rows, config, attack, objective, validation, folder, progress, log, start, team)
     precision = dense_products(tf32=config.precision == "tf32" and device.type == "cuda")
     devices = [device] if device.type == "cuda" else []
     with modes_restored(model), _gradients_restored(model), precision, torch.random.fork_rng(devices):
@@ -102,7 +102,7 @@ def fit(
 
 
 @dataclass
-class _Run:
+class _TrainingRun:
     """A training under way. log: its epochs so far.  start: when it began, earlier calls included."""
 
     model: nn.Module
@@ -110,7 +110,7 @@ class _Run:
     config: TrainConfig
     attack: BoundAttack | None
     objective: TrainingObjective | None
-    validation: Rows | None
+    validation: Labelled | None
     folder: TrainingFolder
     progress: Progress
     log: list[Epoch]
