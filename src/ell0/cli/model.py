@@ -57,9 +57,9 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     if subject.out is not None:
         team.once(partial(check_out, subject.out))
     place = device_of(work.device)
-    network, card = load_model(model)
+    network, card = _load_model(model)
     scale: sets.Scale = card.get("scale", "symmetric")
-    x, y = load_rows(subject.data or card.get("data"), work.root, scale, subject.rows)
+    x, y = _load_rows(subject.data or card.get("data"), work.root, scale, subject.rows)
     x, y = x.to(place), y.to(place)
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
@@ -69,18 +69,11 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     return Loaded(name, source, card.get("classifier", name), network, x, y, scale)
 
 
-def load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
     """The model, and the card of its checkpoint; an empty one if it has none."""
     path = Path(words)
-    if path.exists() or path.suffix == ".safetensors":
-        return _from_checkpoint(path)
-    module, colon, name = words.partition(":")
-    if not colon or not module or not name:
-        raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
-    return _imported(words, module, name), {}
-
-
-def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    if not path.exists() and path.suffix != ".safetensors":
+        return _imported(words), {}
     if path.is_dir() and not (path / "checkpoint.safetensors").exists():
         inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
         hint = f"; there are {inside}" if inside else ""
@@ -94,7 +87,10 @@ def _from_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     return network, checkpoint.card
 
 
-def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
+def _imported(words: str) -> Callable[[Tensor], Tensor]:
+    module, colon, name = words.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
     found: Any = importlib.import_module(module)
@@ -110,14 +106,12 @@ def _imported(words: str, module: str, name: str) -> Callable[[Tensor], Tensor]:
     return cast(Callable[[Tensor], Tensor], model)
 
 
-def load_rows(words: str | None, root: Path | None, scale: sets.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels: the test split of a data set in this scale, or a .npz file as it is; the first ``rows``."""
+def _load_rows(words: str | None, root: Path | None, scale: sets.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
+    """The test split of a data set in this scale, or a .npz file as it is; the first ``rows`` of it."""
     if words is None:
         raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
-    if words in sets.SETS or not (words.endswith(".npz") or Path(words).exists()):
-        x, y = sets.load(words, "test", root, scale=scale)
-    else:
-        x, y = sets.read_npz(words)
+    is_file = words not in sets.SETS and (words.endswith(".npz") or Path(words).exists())
+    x, y = sets.read_npz(words) if is_file else sets.load(words, "test", root, scale=scale)
     if rows is not None and not 1 <= rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
     return x[:rows], y[:rows]
