@@ -97,9 +97,9 @@ PROVEN = [proven(share, name, m) for m, both in ((1, (0.9, 0.8)), (4, (0.5, 0.6)
              "This is proven, so a lower bound; no attack was run. The verdict takes the largest number of inputs"],
             [], id="or what is proven",
         ),
-        pytest.param([{"what": "step", "value": 2.5}], ["These results hold no accuracy"], [], id="or nothing"),
+        pytest.param([{"what": "step", "value": 2.5}], ["These results contain no accuracy"], [], id="or nothing"),
         pytest.param(
-            [{"what": "robust_accuracy", **WORST, "value": float("nan")}], ["These results hold no accuracy"], [],
+            [{"what": "robust_accuracy", **WORST, "value": float("nan")}], ["These results contain no accuracy"], [],
             id="nothing, if the figure is no number",
         ),
         pytest.param(
@@ -127,7 +127,7 @@ PROVEN = [proven(share, name, m) for m, both in ((1, (0.9, 0.8)), (4, (0.5, 0.6)
             id="attacks with other parameters have columns of their own",
         ),
         pytest.param(
-            [search(0.5, beside={"attacked": 60, "broken": 2})], ["These results hold no accuracy", "50.0 %"], [],
+            [search(0.5, beside={"attacked": 60, "broken": 2})], ["These results contain no accuracy", "50.0 %"], [],
             id="what an attack of a cascade left is no figure of it",
         ),
         pytest.param(
@@ -148,8 +148,8 @@ PROVEN = [proven(share, name, m) for m, both in ((1, (0.9, 0.8)), (4, (0.5, 0.6)
             ["pointwise, one runwithin ±120", "pointwise, the nearest of 10 runswithin ±114"], [],
             id="a median says how often its attack ran",
         ),
-        pytest.param([CLEAN[0] | {"paper_n": 1000}], ["n = 1000. A figure"], [], id="the paper's interval has an n"),
-        pytest.param([CLEAN[0]], ["taken as it stands, without an interval."], [], id="or the paper's figure has none"),
+        pytest.param([CLEAN[0] | {"paper_n": 1000}], ["is that of n = 1000. A figure"], [], id="the paper's n is told"),
+        pytest.param([CLEAN[0]], ["figures have no interval."], [], id="or the paper's figure has none"),
         pytest.param(
             [worst(0.5, beta=1.0), search(0.49, queries=5, beta=1.0)],
             ["F: not the worst case: sparse_rs alone (5 queries, values within ±1) leaves", "1 flag"], [],
@@ -178,14 +178,14 @@ def test_the_table_of_accuracies(outline: Outline, tmp_path: Path) -> None:
     table = outline.text.split("Share of test images")[1]
     assert table.index("within ±100n = 1,000") < table.index("within ±1n = 1,000") < table.index("300 queries")
     assert "5,000 queriesn = 10,000" in table
-    (line,) = re.findall(r"3 (86\.1 % .*?from the start 14)", table)
+    (line,) = re.findall(r"3 (86\.1 % .*?without attack 14)", table)
     figures = re.findall(r"(?<!paper )\b\d+\.\d %", line)
     assert figures == ["86.1 %", "92.1 %", "96.0 %", "94.7 %", "93.0 %"]
-    assert line.endswith("adaptive 94, sparse_rs_uniform 31, wrong from the start 14")
+    assert line.endswith("adaptive 94, sparse_rs_uniform 31, misclassified without attack 14")
     words = "the paper does not say how many images it attacked, but its robust accuracies are multiples of 1/512"
     assert f"interval is that of n = 512; {words}." in table
-    assert "Not all columns are over the same number of images" in table
-    assert "Not all columns" not in of_rows(tmp_path, [row for row in rows() if row.get("attack") == "worst case"])
+    assert "Columns are over different numbers of images" in table
+    assert "Columns are over" not in of_rows(tmp_path, [row for row in rows() if row.get("attack") == "worst case"])
     for row in rows():
         if row["what"].endswith("accuracy"):
             assert formatting.percent(row["value"]).replace("\u00a0", " ") in outline.text, row

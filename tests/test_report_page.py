@@ -83,11 +83,6 @@ def test_styles_differ_in_more_than_colour() -> None:
     assert len({(style % len(charts._SHAPES), style % charts.DASHES) for style in styles}) == len(styles)
 
 
-def test_pixels_of_the_gallery_are_those_of_the_images() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    assert (read_png(gallery.png(image)) == image).all()
-
-
 def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     with np.load(run / "gallery.npz") as file:
         arrays = dict(file)
@@ -111,39 +106,31 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     ]
 
 
-def test_labels_are_said_in_words_where_there_are_some(run: Path) -> None:
+def test_what_a_picture_says(run: Path, tmp_path: Path) -> None:
+    """Labels in words where there are some, and that an image was wrong when clean."""
     found = run_files.read(run).gallery
     assert found is not None
     names = [f"class {label}" for label in range(10)]
     for plain, named in zip(gallery.exhibits(found), gallery.exhibits(found, names), strict=True):
         assert named.label == f"class {plain.label}"
         for one, other in zip(plain.pictures, named.pictures, strict=True):
-            verb, label = one.says.split()
-            assert other.says == f"{verb} class {label}"
-
-
-def test_an_image_that_was_wrong_when_clean_says_so(run: Path, tmp_path: Path) -> None:
+            assert other.says == " class ".join(one.says.split())
     copy = shutil.copytree(run, tmp_path / "run")
     with np.load(run / "gallery.npz") as file:
         arrays = dict(file)
-    arrays["f0/said"] = (arrays["labels"] + 1) % 10
-    np.savez(copy / "gallery.npz", **arrays)
+    np.savez(copy / "gallery.npz", **{**arrays, "f0/said": (arrays["labels"] + 1) % 10})
     assert Outline(report.page([copy])).text.count("wrong when clean") == 6
 
 
-def test_a_page_of_several_runs(run: Path, tmp_path: Path) -> None:
-    bench = REPOSITORY / "results" / "bench-train-h200.json"
-    out = report.write([run, bench], tmp_path / "deep" / "page.html")
-    outline = Outline(out.read_text())
-    assert "Report of 2 runs" in outline.text
-    assert {one.get("href") for one in outline.all("a")} >= {"#run1", "#run2"}
-    _check_structure(outline)
-
-
-def test_structure(outline: Outline, run: Path) -> None:
+def test_structure_of_one_run_and_of_several(outline: Outline, run: Path, tmp_path: Path) -> None:
     assert report.page([run]).startswith("<!doctype html>\n")
     _check_structure(outline)
     assert [one.get("href") for one in outline.all("a")] == ["#main"]
+    bench = REPOSITORY / "results" / "bench-train-h200.json"
+    several = Outline(report.write([run, bench], tmp_path / "deep" / "page.html").read_text())
+    assert "Report of 2 runs" in several.text
+    assert {one.get("href") for one in several.all("a")} >= {"#run1", "#run2"}
+    _check_structure(several)
 
 
 def _check_structure(outline: Outline) -> None:

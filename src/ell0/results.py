@@ -7,7 +7,7 @@ import math
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -36,9 +36,6 @@ PLAIN, HARDENED, OURS = "logistic regression", "logistic regression, C against e
 Row = dict[str, Any]
 """What a measurement says of itself, ``what`` and its identity, without a figure."""
 
-_NUMBERS = ("k", "budget", "queries", "steps", "beta")
-_TEXTS = ("classifier", "attack", "unit", "protocol")
-
 
 class Figure(float):
     """A number measured over n rows, with its 95 % interval, ``low`` to ``high``."""
@@ -54,10 +51,6 @@ class Figure(float):
 
     def __getnewargs__(self) -> Any:  # what __new__ takes, for copies
         return float(self), self.n, self.low, self.high
-
-    def record(self) -> dict[str, Any]:
-        """As arguments of `Results.add`."""
-        return {"value": float(self), "n": self.n, "low": self.low, "high": self.high}
 
 
 class Share(Figure):
@@ -117,33 +110,17 @@ class Measurement(Mapping[str, Any]):
     beside: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        what: str,
-        figure: float,
-        /,
-        *,
-        n: int | None = None,
-        low: float | None = None,
-        high: float | None = None,
-        decided: Mapping[str, int] | None = None,
-        flags: Sequence[str] = (),
-        paper: float | None = None,
-        paper_n: int | None = None,
-        seconds: float | None = None,
-        certified: float | None = None,
-        beside: Mapping[str, Any] | None = None,
-        **identity: Any,
-    ) -> Self:
-        """A measurement of a number, or of a `Figure` with its n and interval; entries that are None are left out."""
+    def of(cls, what: str, figure: float, /, **entries: Any) -> Self:
+        """A measurement of a number, or of a `Figure` with its n and interval.
+
+        entries: fields of a measurement by their names, and entries of its identity, of which None is left out.
+        """
         if isinstance(figure, Figure):
-            n, low, high = figure.n, figure.low, figure.high
-            figure = float(figure)
-        identity = {key: value for key, value in identity.items() if value is not None}
-        return cls(
-            what, figure, n, low, high, identity, dict(decided or {}), tuple(flags), paper, paper_n, seconds,
-            certified, dict(beside or {}),
-        )  # fmt: skip
+            entries |= {"n": figure.n, "low": figure.low, "high": figure.high}
+        given = {name: entries.pop(name) for name in _FIELDS if name in entries}
+        given["flags"] = tuple(given.get("flags", ()))
+        identity = {key: value for key, value in entries.items() if value is not None}
+        return cls(what, float(figure) if isinstance(figure, Figure) else figure, identity=identity, **given)
 
     @property
     def key(self) -> Row:
@@ -152,9 +129,8 @@ class Measurement(Mapping[str, Any]):
 
     @cached_property
     def _row(self) -> Row:
-        figures = {name: getattr(self, name) for name in _FIGURES}
-        figures["flags"] = list(self.flags)
-        return {**self.key, **{name: value for name, value in figures.items() if value not in (None, {}, [])}}
+        figures = {name: getattr(self, name) for name in _FIELDS} | {"flags": list(self.flags)}
+        return {**self.key, "value": self.value} | {k: v for k, v in figures.items() if v not in (None, {}, [])}
 
     def __getitem__(self, key: str) -> Any:
         return self._row[key]
@@ -166,7 +142,11 @@ class Measurement(Mapping[str, Any]):
         return len(self._row)
 
 
-_FIGURES = tuple(each.name for each in fields(Measurement) if each.name not in ("what", "identity"))
+_FIELDS = tuple(each.name for each in fields(Measurement) if each.name not in ("what", "value", "identity"))
+_NUMBERS = (
+    "value", "n", "low", "high", "paper", "paper_n", "seconds", "certified", "k", "budget", "queries", "steps", "beta",
+)  # fmt: skip
+_TEXTS = ("what", "classifier", "attack", "unit", "protocol")
 
 
 @dataclass
@@ -244,19 +224,14 @@ class Results:
 
 def _read(number: int, row: Row) -> Measurement:
     """A row of a file, whose entries have the types that they are read with."""
-    kinds: dict[str, tuple[Any, str]] = {"what": (str, "a text"), "decided": (dict, "an object")}
-    kinds |= {"flags": (list, "a list"), "beside": (dict, "an object")}
+    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(_NUMBERS, (int | float, "a number"))
     kinds |= dict.fromkeys(_TEXTS, (str, "a text"))
-    kinds |= {name: (int | float, "a number") for name in (*_NUMBERS, *_FIGURES) if name not in kinds}
-    counts = {f"decided by {name}": count for name, count in dict(row.get("decided", {})).items()}
-    for key, value in {"what": None, "value": None, **row, **counts}.items():
+    kinds |= {"flags": (list, "a list"), "decided": (dict, "an object"), "beside": (dict, "an object")}
+    for key, value in {"what": None, "value": None, **row}.items():
         kind, words = kinds.get(key, (object, ""))
-        if not isinstance(value, int if key in counts else kind):
-            words = "a whole number" if key in counts else words
+        if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
-    figures = {name: row.pop(name) for name in _FIGURES if name in row}
-    figures["flags"] = tuple(figures.get("flags", ()))
-    return Measurement(row.pop("what"), **figures, identity=row)
+    return Measurement.of(row.pop("what"), row.pop("value"), **row)
 
 
 def _commit() -> str | None:

@@ -41,19 +41,19 @@ def certified_section(certified: Rows, radii: Rows, worst: Rows, units: str) -> 
 
     certified: rows of certified accuracy.  radii: of the median radius.  worst: of the worst case of all attacks.
     """
-    words = f"Certified: no attacker who changes so many {units} changes the answer. "
+    words = f"Certified: no attacker who changes this many {units} can change the answer. "
     if any("forwards" not in row.beside for row in certified):
         words += (
-            "That is proven, in one pass through the network, so the true robust accuracy lies between what is "
-            "certified and what still stands under attack. "
+            "Bounds prove it in one pass through the network, so the true robust accuracy lies between the certified "
+            "one and the one under attack. "
         )
     votes = {who(row): number(row.beside["forwards"]) for row in certified if "forwards" in row.beside}
     if votes:
-        each = enumeration([f"{name} in {forwards} forwards" for name, forwards in votes.items()])
-        words += f"By a vote, proven unless a confidence is named, which holds for each row by itself: {each}. "
+        each = enumeration([f"{name} with {forwards} forward passes a row" for name, forwards in votes.items()])
+        words += f"Votes certify {each}; where a confidence is given, each certificate holds with that probability. "
     medians = [f"{who(row)} {_median(row, units)}" for row in radii if finite(row.value)]
     if medians:
-        words += f"The median certified radius, a misclassified row counted as -1: {enumeration(medians)}."
+        words += f"Median certified radius (a misclassified row counts as -1): {enumeration(medians)}."
     lines = []
     for row in certified:
         attacked = _attacked(row, worst)
@@ -78,7 +78,7 @@ def other_units_section(rows: Rows, unit: str) -> Section:
     for row in rows:
         attack = f"worst case, {beta_words(row.get('beta'))}" if is_worst(row) else attack_words(row)
         lines.append((who(row), number(row.get("budget")), attack, Cell.share(row), number(row.n)))
-    words = f"Here a change counts by the {unit}, with all its channels."
+    words = f"Here one change is one {unit}, with all its channels."
     table = PageTable(head, tuple(lines))
     return Section(f"Counted in {unit}s", words, table=table, caption=f"Robust accuracy by {unit}s changed")
 
@@ -164,8 +164,8 @@ def medians_section(rows: Rows, units: str, items: str) -> Section:
         lines.append((who(row), _repeated(row), box, Cell.plain(row), number(row.n)))
     table = PageTable(("classifier", "attack", "values", "median distance", "n"), tuple(lines))
     caption = (
-        f"How few {units} the attack had to change, median over the test {items}, with 95 % interval; a better attack "
-        "may need fewer"
+        f"Median number of {units} that the attack changed, over the test {items}, with 95 % interval; a stronger "
+        "attack may need fewer"
     )
     return Section("Median distance", table=table, caption=caption)
 
@@ -184,7 +184,7 @@ def times_section(rows: Rows, evaluated: Rows) -> Section:
     timed = [row for row in evaluated if row.seconds is not None]
     for (name, attack), some in grouped(timed, lambda row: (who(row), attack_of(row))):
         took.append((name, f"evaluation, {attack}", _took(sum(row.seconds or 0 for row in some))))
-    return Section("Times", table=_pivot(took), caption="What each stage took")
+    return Section("Times", table=_pivot(took), caption="Time of each stage")
 
 
 def _took(seconds: float, paper: float | None = None) -> Cell:

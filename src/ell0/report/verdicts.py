@@ -72,7 +72,7 @@ def verdict_of(clean: Rows, certified: Rows, worst: Rows, single: Rows, units: s
             who(best), figure_words(best), number(best.n), items
         )
         return Verdict("Clean accuracy", headline, (), who(best))
-    return Verdict("Figures", Markup("These results hold no accuracy; their figures stand below."), ())
+    return Verdict("Figures", Markup("These results contain no accuracy; see the figures below."), ())
 
 
 def _alike(rows: Rows, other: Measurement) -> Rows:
@@ -125,7 +125,7 @@ def _choice(chosen: Rows, rows: Rows, units: str) -> str:
     if len({row.get("budget") for row in rows}) == 1:
         return ""
     if chosen[0].value < 0.5:
-        return "The verdict takes the smallest budget: at none does a classifier keep half."
+        return "The verdict takes the smallest budget: no classifier keeps half at any."
     return f"The verdict takes the largest number of {units} at which a classifier keeps half."
 
 

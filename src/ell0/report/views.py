@@ -137,10 +137,8 @@ def view_of(run: Run) -> View:
         medians_section(medians, units, items) if medians else None,
         training_section(run.logs, ends, styles),
         times_section(times, [*single, *worst, *medians]),
-        listing("Quoted, not run here", "Figures of others as they were published; not run here", run.quoted)
-        if run.quoted
-        else None,
-        listing("Other figures", "Every other row of the results", others) if others else None,
+        listing("Published figures", "Figures that others published; not run here", run.quoted) if run.quoted else None,
+        listing("Other figures", "All other rows of the results file", others) if others else None,
     )
     return View(
         run.results,
@@ -158,7 +156,7 @@ def view_of(run: Run) -> View:
 def _scale(run: Run) -> str:
     """Of a run on [0, 1] values are told as on [-1, 1], where the attacker can do the same."""
     if any(row.get("scale") == "unit" for row in run.results.rows):
-        return "Values are told as if clean images lay within ±1; the networks were given images in 0 to 1."
+        return "Values refer to images scaled to ±1; the networks take images in 0 to 1."
     return "The values of clean images lie within ±1."
 
 
@@ -228,7 +226,7 @@ def _decided(row: Measurement) -> Iterator[str]:
     for name, count in sorted(counts.items(), key=lambda item: -item[1]):
         yield f"{name} {number(count)}"
     if wrong:
-        yield f"wrong from the start {number(wrong)}"
+        yield f"misclassified without attack {number(wrong)}"
 
 
 def _over_budget(worst: Rows, single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
