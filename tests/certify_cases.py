@@ -148,8 +148,7 @@ def attacks(case: Case, points: int = 100) -> tuple[Tensor, Tensor]:
     spread = torch.randn(around.shape, generator=generator, dtype=x.dtype) * 2
     for code, candidate in enumerate((low, high, spread, around + spread)):
         values = torch.where((choice == code) & candidate.isfinite(), candidate, values)
-    moved = torch.where(mask, torch.maximum(torch.minimum(values, high), low), around)
-    moved = ball.project(around, moved)
+    moved = torch.where(mask & mutable, torch.maximum(torch.minimum(values, high), low), around)
     assert ball.contains(around, moved).all()
     return moved, rows
 

@@ -1,6 +1,5 @@
 """Models whose answer for a row does not depend on the rest of the batch, and the optimum on linear ones."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -66,8 +65,3 @@ def optimum(model: Linear, x: Tensor, y: Tensor, ball: L0Ball) -> Tensor:
         lead = (logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits[:, wrong]).unsqueeze(1)
         counts.append(torch.where(y == wrong, reached.shape[1], (reached <= lead).sum(1)) + 1)
     return torch.where(logits.argmax(1) == y, torch.stack(counts).amin(0), 0)
-
-
-def rows_apart(model: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether the answers of a model for the rows of x are the same bits one by one."""
-    return torch.equal(model(x), torch.cat([model(row) for row in x.split(1)]))

@@ -150,7 +150,7 @@ def test_two_functions_under_one_name(tmp_path: Path) -> None:
 def slow(*arguments: Any, **rest: Any) -> AttackResult:
     """The spy, for ever at its third batch if this is the process to be killed."""
     if getattr(slow, "stops", False) and bool((rest["rows"] >= 17).any()):
-        time.sleep(60)
+        time.sleep(600)
     return Spy()(*arguments, **rest)
 
 
@@ -163,7 +163,7 @@ def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem} as t; t.slow.stops = True"
     process = subprocess.Popen([sys.executable, "-c", f"{code}; t._slowly({str(state)!r})"])
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not state.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:

@@ -63,31 +63,6 @@ class L0Ball:
         wrong = (changed & ~mutable) | (held & ~((low <= x_adv) & (x_adv <= high)))
         return (units.sum(1) <= self.budget) & ~wrong.flatten(1).any(1)
 
-    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """Brings each row of x_adv into the ball around that row of x. x, x_adv, result: ``(n, ...)``.
-
-        Frozen numbers go back to x, changed units are clipped to the box, then the ``budget`` units with the largest L2
-        change stay, lowest index at ties.
-
-        The result is the point of the ball nearest to the clipped x_adv; a point of the ball comes back as it is.
-        A unit that clipping makes equal to x is unchanged and costs nothing. A unit of x outside the box stays where it
-        is unless x_adv changes it. A unit with NaN goes back to x; an infinite number is clipped like any other.
-        """
-        self._check(x, x_adv)
-        low, high, mutable = self.box(x)
-        moved = torch.where(mutable, x_adv, x)
-        held = self._numbers(self._units(_differs(x, moved)), x) & mutable
-        clipped = torch.where(held, torch.maximum(torch.minimum(moved, high), low), x)
-        lost = self._numbers(self._units(held & clipped.isnan()), x)
-        clipped = torch.where(lost, x, clipped)
-
-        changed = self._units(_differs(x, clipped))
-        # Unchanged units rank below every changed one: the square of a tiny change may underflow to 0.
-        size = self._size(x.detach(), clipped.detach()).masked_fill(~changed, -1.0)
-        largest = size.argsort(dim=1, descending=True, stable=True)[:, : self.budget]
-        keep = torch.zeros_like(changed).scatter(1, largest, True) & changed
-        return torch.where(self._numbers(keep, x), clipped, x)
-
     def box(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``low, high, mutable`` as tensors broadcastable to x, on its device; the bounds in its dtype."""
         # Numbers are made on the device: a copy from the host would wait for it, which a CUDA graph cannot hold.
@@ -118,11 +93,6 @@ class L0Ball:
     def _numbers(self, units: Tensor, x: Tensor) -> Tensor:
         """``(n, units)`` spread over the numbers of each unit, broadcastable to x."""
         return units.view(x.shape[0], 1, *x.shape[2:]) if self.unit == "pixel" else units.view(x.shape)
-
-    def _size(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """L2 change of each unit, ``(n, units)`` float64; a change away from NaN is infinite."""
-        change = torch.where(_differs(x, x_adv), x_adv.double() - x.double(), 0.0).nan_to_num(nan=torch.inf)
-        return (torch.linalg.vector_norm(change, dim=1) if self.unit == "pixel" else change.abs()).flatten(1)
 
     def _check(self, x: Tensor, x_adv: Tensor) -> None:
         if x.ndim < 2 or not x.is_floating_point():

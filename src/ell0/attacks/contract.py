@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..common import Progress, Step, silent
-from ..common import check_count as check_count  # until all rooms take it from there
 from ..nn import prepared
 from ..threat import L0Ball, Unit, describe
 from .draws import Draws

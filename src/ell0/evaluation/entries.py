@@ -16,6 +16,7 @@ from ..results import CLEAN
 from ..threat import L0Ball
 
 AttackFunction = Callable[..., AttackResult]
+Target = tuple[Model, Tensor, Tensor, L0Ball]
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,11 @@ class Entry:
     white_box: bool
 
     def __call__(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        ball: L0Ball,
-        generator: torch.Generator,
-        rows: Tensor,
-        progress: Progress = silent,
+        self, on: Target, generator: torch.Generator, rows: Tensor, progress: Progress = silent
     ) -> AttackResult:
-        """Runs it; only a declared attack is given ``progress``."""
+        """Runs it on a model, x, y and a ball; only a declared attack is given ``progress``."""
         more = {} if declared(self.attack) is None else {"progress": progress}
-        return self.attack(model, x, y, ball, generator=generator, rows=rows, **more)
+        return self.attack(*on, generator=generator, rows=rows, **more)
 
     @property
     def gradients_only(self) -> bool:

@@ -148,7 +148,7 @@ def _run(
     """What an attack finds for some rows; None if there are none."""
     if not len(rows):
         return None
-    return AttackedRows.of(rows, attacked.x[rows], entry(*attacked.part(rows, budget), key, rows, progress))
+    return AttackedRows.of(rows, attacked.x[rows], entry(attacked.part(rows, budget), key, rows, progress))
 
 
 def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: int) -> None:
@@ -161,7 +161,7 @@ def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: 
         logits = model(x)
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
-        entry(model, x, label, ball, seeded(seed, name), row)
+        entry((model, x, label, ball), seeded(seed, name), row)
 
 
 def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int) -> dict[str, str]:
