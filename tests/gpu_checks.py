@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 from unittest import mock
 
 import torch
@@ -29,6 +29,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 INF, NAN = float("inf"), float("nan")
 
 Inputs = tuple[Tensor, Tensor, Tensor]
+Counts = tuple[tuple[int, int], ...]
 
 
 def ordinary(n: int, rows: int, d: int, g: Generator) -> Inputs:
@@ -110,25 +111,31 @@ def close(name: str, got: Tensor, want: Tensor, scale: Tensor) -> None:
         raise AssertionError(f"{name}: {int(wrong.sum())} wrong, at {at} {got[at].item()} and not {want[at].item()}")
 
 
-def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: tuple[tuple[int, int], ...]) -> None:
+def run(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Counts) -> tuple[Tensor, Tensor, list[Any]]:
+    """Output, a gradient to it, and the gradients of each pair to x and weight."""
+    order, ranked, bound = gpu.prepare(weight)
+    out, *saved = gpu.forward(x, weight, bias, (order, ranked, bound), counts, True)
+    grad = torch.randn(out.shape, generator=Generator().manual_seed(1)).to(DEVICE)
+    pairs = zip(grad, *saved, strict=True)
+    return out, grad, [gpu.backward(g, (x, weight, order, bound, *pair), True, True) for g, *pair in pairs]
+
+
+def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Counts) -> None:
     """Values without and with cuts, gradients: against the definition."""
     x, weight, bias = x.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE)
-    prepared = gpu.prepare(weight)
-    plain, *nothing = gpu.forward(x, weight, bias, prepared, counts, False)
+    plain, *nothing = gpu.forward(x, weight, bias, gpu.prepare(weight), counts, False)
     assert not any(t.numel() for t in nothing)
-    out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, counts, True)
-    grad = torch.randn(out.shape, generator=Generator().manual_seed(1)).to(DEVICE)
-    for p, (top, bottom) in enumerate(counts):
+    each = zip(*run(x, weight, bias, counts), plain, counts, strict=True)
+    for value, grad, found, without, (top, bottom) in each:
         want = reference.trimmed_linear(x, weight, bias, top=top, bottom=bottom)
         scale = reference.scale(x, weight, bias, top=top, bottom=bottom)
-        close("value", out[p], want, scale)
-        close("value without cuts", plain[p], want, scale)
-        found = gpu.backward(grad[p], (x, weight, prepared[0], prepared[2], cuts[p], ties[p], marks[p]), True, True)
-        wanted = reference.gradients(grad[p], x, weight, top=top, bottom=bottom)
+        close("value", value, want, scale)
+        close("value without cuts", without, want, scale)
+        wanted = reference.gradients(grad, x, weight, top=top, bottom=bottom)
         stays = reference.kept(reference.products(x, weight), top, bottom)
         sizes = (
-            (grad[p].unsqueeze(-1) * weight).abs().where(stays, 0.0).double().sum(1),
-            (grad[p].unsqueeze(-1) * x.unsqueeze(1)).abs().where(stays, 0.0).double().sum(0),
+            (grad.unsqueeze(-1) * weight).abs().where(stays, 0.0).double().sum(1),
+            (grad.unsqueeze(-1) * x.unsqueeze(1)).abs().where(stays, 0.0).double().sum(0),
         )
         for name, *these in zip(("gradient to x", "gradient to weight"), found, wanted, sizes, strict=True):
             close(name, *these)
@@ -153,54 +160,37 @@ def check_pairs() -> None:
 def check_two_runs_give_the_same_bits() -> None:
     x, weight, bias = (t.to(DEVICE) for t in attacked(33, 4, 48, Generator().manual_seed(0)))
     for counts in (((5, 5),), ((17, 16),)):
-        runs = []
-        for _ in range(2):
-            prepared = gpu.prepare(weight)
-            out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, counts, True)
-            runs.append(
-                (
-                    out,
-                    *gpu.backward(
-                        out[0], (x, weight, prepared[0], prepared[2], cuts[0], ties[0], marks[0]), True, True
-                    ),
-                )
-            )
-        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+        (out, _, (grads,)), (again, _, (grads_again,)) = (run(x, weight, bias, counts) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip((out, *grads), (again, *grads_again), strict=True))
+
+
+def refuses(message: str, *arguments: Any) -> bool:
+    try:
+        gpu.forward(*arguments)
+    except ValueError as error:
+        return message in str(error)
+    return False
 
 
 def check_a_batch_can_be_too_large() -> None:
     x, weight, bias = (t.to(DEVICE) for t in ordinary(9, 3, 40, Generator().manual_seed(0)))
-    prepared = gpu.prepare(weight)
-    whole = gpu.forward(x, weight, bias, prepared, ((3, 3),), False)[0]
+    arguments = (x, weight, bias, gpu.prepare(weight), ((3, 3),))
+    whole = gpu.forward(*arguments, False)[0]
     with mock.patch.object(gpu, "_MOST", 4 * 40):
-        torch.testing.assert_close(gpu.forward(x, weight, bias, prepared, ((3, 3),), False)[0], whole)
-        refused = False
-        try:
-            gpu.forward(x, weight, bias, prepared, ((3, 3),), True)
-        except ValueError as error:
-            refused = "at most 4" in str(error)
-    assert refused
+        torch.testing.assert_close(gpu.forward(*arguments, False)[0], whole)
+        assert refuses("at most 4", *arguments, True)
 
 
 def check_other_weights_are_refused() -> None:
     x, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
-    refused = False
-    try:
-        gpu.forward(x, weight, bias, gpu.prepare(weight[:2]), ((3, 3),), False)
-    except ValueError as error:
-        refused = "order must be torch.int64 of shape (3, 40)" in str(error)
-    assert refused
+    other = gpu.prepare(weight[:2])
+    assert refuses("order must be torch.int64 of shape (3, 40)", x, weight, bias, other, ((3, 3),), False)
 
 
 def check_empty_batches() -> None:
     _, weight, bias = (t.to(DEVICE) for t in ordinary(2, 3, 40, Generator().manual_seed(0)))
-    prepared = gpu.prepare(weight)
-    x = weight.new_empty(0, 40)
-    out, cuts, ties, marks = gpu.forward(x, weight, bias, prepared, ((3, 3),), True)
+    out, _, ((grad_x, grad_weight),) = run(weight.new_empty(0, 40), weight, bias, ((3, 3),))
     assert out.shape == (1, 0, 3)
-    grad_x, grad_weight = gpu.backward(
-        out[0], (x, weight, prepared[0], prepared[2], cuts[0], ties[0], marks[0]), True, True
-    )
     assert grad_x.shape == (0, 40)
     assert torch.equal(grad_weight, torch.zeros_like(weight))
 

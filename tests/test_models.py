@@ -42,14 +42,6 @@ def test_mlp_is_the_table_of_the_paper() -> None:
         assert torch.equal(model(images), model(images.flatten(1)))
 
 
-def test_mlp_with_k_zero_is_plain_and_shares_its_state() -> None:
-    plain, truncated = (seeded(BUILDERS[0], k) for k in (0, 3))
-    assert not any(isinstance(module, TruncatedLinear) for module in plain.modules())
-    assert plain.state_dict().keys() == truncated.state_dict().keys()
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), truncated.parameters(), strict=True))
-    truncated.load_state_dict(plain.state_dict())
-
-
 def test_vgg19_is_vgg19() -> None:
     model = models.vgg19()
     truncation, features, _, head = model
@@ -68,24 +60,24 @@ def test_vgg19_is_vgg19() -> None:
         assert model.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_vgg19_with_k_zero_shares_all_else() -> None:
-    plain, truncated = (seeded(lambda k: models.vgg19(k, classes=3), k).state_dict() for k in (0, 10))
-    assert truncated.keys() - plain.keys() == {"truncation.weight"}
-    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
-
-
-def test_vgg19_takes_other_shapes() -> None:
+@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
+@pytest.mark.parametrize("shape", [(3, 32), (3, 32, 32, 1), (3.0, 32, 32), 32])
+def test_shapes_are_of_images(build: Callable[..., nn.Module], shape: Any) -> None:
+    with pytest.raises(ValueError, match="in_shape must be "):
+        build(0, in_shape=shape)
     with torch.device("meta"):
         assert models.vgg19(0, in_shape=(1, 64, 32))(torch.empty(2, 1, 64, 32)).shape == (2, 10)
         with pytest.raises(ValueError, match=r"height and width of at least 32, .* got \(1, 28, 28\)"):
             models.vgg19(0, in_shape=(1, 28, 28))
 
 
-@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
-@pytest.mark.parametrize("shape", [(3, 32), (3, 32, 32, 1), (3.0, 32, 32), 32])
-def test_shapes_are_of_images(build: Callable[..., nn.Module], shape: Any) -> None:
-    with pytest.raises(ValueError, match="in_shape must be "):
-        build(0, in_shape=shape)
+@pytest.mark.parametrize("build", [*BUILDERS, lambda k: models.vgg19(k, classes=3)])
+def test_k_and_truncation_change_no_weights(build: Callable[[int], nn.Module]) -> None:
+    model = seeded(build, 0)
+    plain, truncated = model.state_dict(), seeded(build, 3).state_dict()
+    assert not any(isinstance(m, TruncatedLinear | TruncatedConv2d | InputTruncation) for m in model.modules())
+    assert truncated.keys() - plain.keys() <= {"truncation.weight"}
+    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 5, 3), (2, 1, 1)])
@@ -101,12 +93,6 @@ def test_cnn_halves_in_each_stage() -> None:
     assert sizes == [(3, 2, 4, 4), (3, 3, 3, 3), (4, 3, 4, 4), (4, 4, 3, 3), (5, 4, 4, 4), (5, 5, 3, 3), (7, 5), (6, 7)]
     with pytest.raises(ValueError, match=r"height and width of at least 16, for 4 widths, got \(2, 9, 8\)"):
         models.cnn(in_shape=(2, 9, 8), widths=(1, 1, 1, 1))
-
-
-def test_small_cnn_shares_all_but_the_truncation() -> None:
-    plain, truncated = (seeded(BUILDERS[1], k).state_dict() for k in (0, 2))
-    assert truncated.keys() - plain.keys() == {"truncation.weight"}
-    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
 
 
 @pytest.mark.parametrize(("truncation", "unit", "most"), [("conv", "feature", 13), ("pixel", "pixel", 4)])
@@ -130,15 +116,6 @@ def test_the_first_convolution_may_truncate(
             build(most + 1, in_shape=(3, 32, 32), truncation=truncation)
         with pytest.raises(ValueError, match='truncation must be "input", "conv" or "pixel", got \'row\''):
             build(0, in_shape=(3, 32, 32), truncation="row")
-
-
-@pytest.mark.parametrize("truncation", ["conv", "pixel"])
-def test_where_a_network_truncates_changes_no_weights(truncation: models.Truncation) -> None:
-    plain, truncated = (
-        seeded(lambda k: models.small_cnn(k, in_shape=(3, 8, 8), truncation=truncation), k).state_dict() for k in (0, 4)
-    )
-    assert truncated.keys() == plain.keys()
-    assert all(torch.equal(plain[key], truncated[key]) for key in plain)
 
 
 @pytest.mark.parametrize("build", BUILDERS)

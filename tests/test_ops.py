@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ell0.ops import cuts, keep_mask, kernel, prepare, reference, trimmed_linear, truncated_linear
@@ -121,49 +121,74 @@ def test_many_removed_terms_of_few_values(seed: int) -> None:
             assert torch.equal(trimmed_linear(x, weight, top=top, bottom=bottom).double(), out), backend
 
 
-# Bugs once seen.
-
-
-@pytest.mark.parametrize("side", [1, -1])
-def test_removed_terms_in_both_lists_do_not_count_as_kept(side: int) -> None:
+def in_both_lists(side: int) -> tuple[Tensor, Tensor]:
     weight = gaussian(1, 16, 1, Generator().manual_seed(0)).float()
     weight[0, :9] = -1e6 * side
-    check(torch.ones(1, 16), weight, top=0 if side > 0 else 9, bottom=9 if side > 0 else 0)
+    return torch.ones(1, 16), weight
 
 
-@pytest.mark.parametrize("large", [1e4, 1e6, -1e8])
-@pytest.mark.parametrize("k", [1, 2, 5, 12])
-def test_one_large_weight_among_leading_coordinates(large: float, k: int) -> None:
+def one_large_weight(large: float) -> tuple[Tensor, Tensor]:
     g = Generator().manual_seed(0)
     x, weight = gaussian(16, 600, 1, g).float(), gaussian(4, 600, 1, g).float()
     x[:, 7], weight[:, 7] = 0.5, large
-    check(x, weight, top=k, bottom=k)
+    return x, weight
 
 
-@pytest.mark.parametrize("k", [1, 17])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_dense_sum_may_overflow_where_the_trimmed_one_does_not(k: int, sign: int) -> None:
-    x, weight = torch.ones(3, 40), torch.zeros(2, 40)
-    weight[:, 1 : k + 1] = 3e38 * sign  # together with the next two beyond float32
+def overflowing(k: int, sign: int) -> tuple[Tensor, Tensor]:
+    """The dense sum overflows float32, the trimmed one does not."""
+    weight = torch.zeros(2, 40)
+    weight[:, 1 : k + 1] = 3e38 * sign
     weight[1, k + 1 : k + 3] = 0.7e38 * sign
-    top, bottom = (k, 0) if sign > 0 else (0, k)
-    check(x, weight, top=top, bottom=bottom)
+    return torch.ones(3, 40), weight
 
 
-@pytest.mark.parametrize(("top", "bottom"), [(0, 500), (333, 333), (750, 0), (20, 0), (3, 3), (999, 0)])
-def test_equal_terms_do_not_drift(top: int, bottom: int) -> None:
-    for value in (0.3, 0.5923077, 1.1256411):
-        check(torch.full((1, 1000), value), torch.ones(1, 1000), top=top, bottom=bottom)
+def equal(value: float, batch: int = 1, out: int = 1, d: int = 1000) -> tuple[Tensor, Tensor]:
+    """Sums of equal terms, or of equal gradients, must not drift."""
+    return torch.full((batch, d), value), torch.full((out, d), 0.5923077)
 
 
-@pytest.mark.parametrize(("batch", "out"), [(1, 10_000), (10_000, 1), (1_000, 10)])
-def test_equal_shares_of_a_gradient_do_not_drift(batch: int, out: int) -> None:
-    for value in (0.3, 0.5923077, 1.1256411):
-        upstream = torch.full((batch, out), value)
-        check(torch.ones(batch, 20), torch.full((out, 20), value), None, upstream, top=1, bottom=1)
+SEEN = [
+    *((in_both_lists(1), 0, 9), (in_both_lists(-1), 9, 0)),
+    *((one_large_weight(large), k, k) for large in (1e4, 1e6, -1e8) for k in (1, 2, 5, 12)),
+    *((overflowing(k, sign), k if sign > 0 else 0, k if sign < 0 else 0) for k in (1, 17) for sign in (1, -1)),
+    *((equal(v), *c) for v in (0.3, 1.1256411) for c in ((0, 500), (333, 333), (750, 0), (20, 0), (3, 3), (999, 0))),
+    *((equal(0.3, batch, out, 20), 1, 1) for batch, out in ((1, 10_000), (10_000, 1), (1_000, 10))),
+]
+
+
+@pytest.mark.parametrize(("tensors", "top", "bottom"), SEEN)
+def test_bugs_once_seen(tensors: tuple[Tensor, Tensor], top: int, bottom: int) -> None:
+    x, weight = tensors
+    check(x, weight, None, torch.full((len(x), len(weight)), 1.1256411), top=top, bottom=bottom)
 
 
 # Coordinates that would spoil a sum.
+
+INFINITE: list[tuple[list[float], list[float], int, int, float]] = [
+    ([inf, 3, 1, 2, -inf], [1, 1, 1, 1, 1], 1, 1, 6.0),
+    ([inf, 3, 1, 2, -inf], [1, 1, 1, 1, 1], 2, 2, 2.0),
+    ([inf, inf, 1, 2, -inf, -inf], [1, 1, 1, 1, 1, 1], 1, 1, nan),
+    ([inf, inf, 1, 2, 3, 4], [1, 1, 1, 1, 1, 1], 1, 1, inf),
+    # 0 * inf is 0: such a term may leave, and ties with other zeros.
+    ([inf, 1, 2, 3, 0], [0, 1, 1, 1, inf], 1, 1, 3.0),
+    ([inf, 1, 2, 3, 0], [0, 1, 1, 1, inf], 0, 1, 6.0),
+    ([0, 0, 0, 0, 0], [0, 1, 1, 1, inf], 2, 1, 0.0),
+    ([5, 1, 2, -3, 0], [0, 1, 1, 1, inf], 1, 1, 1.0),
+    ([3, 0, 0, 0, 0], [0, 1, 1, 1, inf], 0, 1, 0.0),
+    # The zero that leaves has an infinite weight, the one that stays a finite coordinate.
+    ([0, 2, -1, -2, -3], [inf, 0, 1, 1, 1], 1, 0, -6.0),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "top", "bottom", "value"), INFINITE)
+def test_infinite_numbers(
+    backend: str, left: list[float], right: list[float], top: int, bottom: int, value: float
+) -> None:
+    one, other = torch.tensor([left]).float(), torch.tensor([right]).float()
+    for x, weight in ((one, other), (other, one)):
+        assert str(trimmed_linear(x, weight, top=top, bottom=bottom).item()) == str(value)
+        check(x, weight, top=top, bottom=bottom, backends=[backend])
+        check(-x, weight, top=bottom, bottom=top, backends=[backend])
 
 
 @pytest.mark.parametrize("huge", [1e3, 1e8, -1e20, inf])
@@ -181,43 +206,6 @@ def test_as_many_huge_coordinates_as_leave(d: int, k: int, huge: float) -> None:
             value = truncated_linear(x, weight, k=k)
         # What no change of k coordinates can leave: the certificate rests on it.
         assert ((least - 1e-3 <= value) & (value <= most + 1e-3)).all()
-
-
-def test_infinite_terms_that_leave_do_not_matter(backend: str) -> None:
-    x = torch.tensor([[inf, 3.0, 1.0, 2.0, -inf]])
-    weight = torch.ones(1, 5)
-    assert trimmed_linear(x, weight, top=1, bottom=1).tolist() == [[6.0]], backend
-    assert trimmed_linear(-x, weight, top=1, bottom=1).tolist() == [[-6.0]]
-    assert trimmed_linear(x, weight, top=2, bottom=2).tolist() == [[2.0]]
-    assert trimmed_linear(weight, x, top=1, bottom=1).tolist() == [[6.0]]
-
-
-def test_infinite_terms_that_stay_are_infinite_or_undefined(backend: str) -> None:
-    x = torch.tensor(
-        [[inf, inf, 1.0, 2.0, -inf, -inf], [inf, inf, 1.0, 2.0, 3.0, 4.0], [-inf, -inf, 1.0, 2.0, 3.0, 4.0]]
-    )
-    out = trimmed_linear(x, torch.ones(1, 6), top=1, bottom=1)
-    assert out.isnan().tolist() == [[True], [False], [False]], backend
-    assert out[1:].tolist() == [[inf], [-inf]]
-    assert trimmed_linear(torch.ones(1, 6), x, top=1, bottom=1)[0, 1:].tolist() == [inf, -inf]
-
-
-def test_zero_times_infinity_is_zero(backend: str) -> None:
-    x = torch.tensor([[inf, 1.0, 2.0, 3.0, 0.0], [0.0, 1.0, 2.0, 3.0, 0.0]])
-    weight = torch.tensor([[0.0, 1.0, 1.0, 1.0, inf]])
-    assert trimmed_linear(x, weight, top=1, bottom=1).tolist() == [[3.0], [3.0]], backend
-    assert trimmed_linear(x, weight, top=0, bottom=1).tolist() == [[6.0], [6.0]]
-    # Such a term may leave, and ties with other zeros.
-    for sign in (1, -1):
-        check(sign * x, weight, top=0, bottom=1, backends=[backend])
-        check(sign * x, weight, top=1, bottom=1, backends=[backend])
-        check(torch.zeros(1, 5), weight, top=2, bottom=1, backends=[backend])
-        check(sign * torch.tensor([[5.0, 1.0, 2.0, -3.0, 0.0]]), weight, top=1, bottom=1, backends=[backend])
-        check(sign * torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]), weight, top=0, bottom=1, backends=[backend])
-        # The zero that leaves has an infinite weight, the one that stays a finite coordinate.
-        top = int(sign > 0)
-        rest = sign * torch.tensor([[0.0, 2.0, -1.0, -2.0, -3.0]])
-        check(rest, torch.tensor([[inf, 0.0, 1.0, 1.0, 1.0]]), top=top, bottom=1 - top, backends=[backend])
 
 
 @pytest.mark.parametrize("k", [10, 30])

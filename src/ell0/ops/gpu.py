@@ -45,12 +45,8 @@ def available() -> bool:
 
 def serves(weight: Tensor) -> bool:
     """Whether these kernels take products with this weight."""
-    return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits(weight) and available()
-
-
-def fits(weight: Tensor) -> bool:
-    """Whether the shape is one that the kernels take."""
-    return 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
+    fits = 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
+    return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits and available()
 
 
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,9 +127,9 @@ def backward(
     x, weight = x.contiguous(), weight.contiguous()
     (n, d), rows = x.shape, weight.shape[0]
     grad_x = torch.zeros_like(x) if to_x else x.new_empty(0)
-    grad_weight = torch.zeros_like(weight) if to_weight and n == 0 else x.new_empty(0)
+    grad_weight = x.new_empty(0)
     if n == 0:
-        return grad_x, grad_weight
+        return grad_x, torch.zeros_like(weight) if to_weight else grad_weight
     turned = grad.T.contiguous()
     width = _width(d)
     if to_weight:
