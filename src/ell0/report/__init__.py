@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..common import write_whole
-from .charts import legend_mark
+from . import charts
 from .formatting import INFERRED, Cell, duration
 from .run_files import Run, read
 from .theory_pages import malware_view, theory_view
@@ -33,7 +33,10 @@ def page(sources: Sequence[Path | str]) -> str:
     )
     environment.filters["duration"] = duration
     environment.tests["cell"] = lambda value: isinstance(value, Cell)
-    return environment.get_template("page.html.jinja").render(views=views, legend_mark=legend_mark, INFERRED=INFERRED)
+    environment.globals |= {
+        name: getattr(charts, name) for name in ("LEFT", "RIGHT", "TOP", "BOTTOM", "classes", "mark")
+    }
+    return environment.get_template("page.html.jinja").render(views=views, INFERRED=INFERRED)
 
 
 def verdict(sources: Sequence[Path | str]) -> str:

@@ -1,17 +1,13 @@
-"""Line charts as SVG. Colours, dashes and fonts are the page's: an element says only which series it belongs to."""
+"""Line charts: where everything stands. The page draws them, in its colours, dashes and fonts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-from xml.etree import ElementTree as ET
+from typing import Any, Literal
 
-from markupsafe import Markup
-
-WIDTH, HEIGHT = 360, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 6, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 52, 354, 12, 214  # the axes, in a drawing of 360 by 260
 _PAD = 14  # between the axes and the outermost values, so that a mark stands clear of them
 _GLYPH = 7.6  # width of a digit at the page's 13 units, generously
 _SHAPES = ("circle", "square", "diamond", "up", "down")
@@ -80,94 +76,50 @@ class Chart:
                 parts.append(f"{one.name} in the paper: " + ", ".join(point.words for point in one.paper))
         return "; ".join(parts) + "."
 
-    def svg(self, ident: str) -> Markup:
+    def drawing(self) -> dict[str, Any]:
+        """What the template draws, in units of the drawing: ticks with labels, lines, bands, marks with titles."""
         points = [p for one in self.series for p in (*one.points, *one.paper)]
-        x = _Scale(self.x, [p.x for p in points], _LEFT + _PAD, WIDTH - _RIGHT - _PAD)
-        heights = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
-        y = _Scale(self.y, heights, HEIGHT - _BOTTOM, _TOP)
-        root = ET.Element("svg", {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img"})
-        root.set("aria-labelledby", f"{ident}-title {ident}-desc")
-        _add(root, "title", f"{self.title}, {self.note}", id=f"{ident}-title")
-        _add(root, "desc", self.description(), id=f"{ident}-desc")
-        self._axes(root, x, y)
-        for at in self.lines:
-            _line(root, "refresh", x(at), _TOP, x(at), HEIGHT - _BOTTOM)
+        x = _Scale(self.x, [p.x for p in points], LEFT + _PAD, RIGHT - _PAD)
+        y = _Scale(self.y, [v for p in points for v in (p.y, p.low, p.high) if v is not None], BOTTOM, TOP)
+        bands, lines, marks = [], [], []
         for one in self.series:
-            _band(root, one, x, y)
-        for one in self.series:
-            way = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in one.points)
-            _add(root, "polyline", kind=f"line {classes(one.style)}", points=way)
-        for one in self.series:
+            style, known = classes(one.style), [p for p in one.points if p.low is not None and p.high is not None]
+            ends = [(p.x, p.high) for p in known] + [(p.x, p.low) for p in reversed(known)]
+            way = [f"{x(at):.1f},{y(end):.1f}" for at, end in ends if end is not None]
+            bands += [(f"{'band' if len(known) > 1 else 'whisker'} {style}", " ".join(way))] if known else []
+            lines.append((style, " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in one.points)))
             for p in one.paper:
-                _add(_mark(root, one.style, x(p.x), y(p.y), 6, "paper"), "title", f"{one.name}, the paper, {p.words}")
+                marks.append(
+                    (f"{style} paper", mark(one.style, x(p.x), y(p.y), 6), f"{one.name}, the paper, {p.words}")
+                )
             for p in one.points[:: max(1, len(one.points) // 8)]:
-                _add(_mark(root, one.style, x(p.x), y(p.y), 3.4), "title", f"{one.name}, {p.words}")
-        return Markup(ET.tostring(root, encoding="unicode"))
-
-    def _axes(self, root: ET.Element, x: _Scale, y: _Scale) -> None:
-        for value in y.ticks():
-            _line(root, "grid", _LEFT, y(value), WIDTH - _RIGHT, y(value))
-            _label(root, _LEFT - 7, y(value) + 4.5, "end", f"{value:,.10g}{self.y.unit}")
-        _line(root, "axis", _LEFT, HEIGHT - _BOTTOM, WIDTH - _RIGHT, HEIGHT - _BOTTOM)
-        for value in x.ticks():
-            _line(root, "axis", x(value), HEIGHT - _BOTTOM, x(value), HEIGHT - _BOTTOM + 4)
-            _label(root, x(value), HEIGHT - _BOTTOM + 18, "middle", f"{value:,.10g}")
-        _label(root, (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, "middle", self.x.label, "name")
-
-
-def legend_mark(style: int, *, paper: bool = False) -> Markup:
-    """A piece of line with its mark, for a legend in the page's text."""
-    root = ET.Element("svg", {"viewBox": "0 0 30 14", "class": "key", "aria-hidden": "true"})
-    if not paper:
-        _add(root, "polyline", kind=f"line {classes(style)}", points="1,7 29,7")
-    _mark(root, style, 15, 7, 5 if paper else 3.8, "paper" if paper else "")
-    return Markup(ET.tostring(root, encoding="unicode"))
+                marks.append((style, mark(one.style, x(p.x), y(p.y), 3.4), f"{one.name}, {p.words}"))
+        return {
+            "rows": [(y(value), f"{value:,.10g}{self.y.unit}") for value in y.ticks()],
+            "columns": [(x(value), f"{value:,.10g}") for value in x.ticks()],
+            "refreshes": [x(at) for at in self.lines],
+            "bands": bands,
+            "lines": lines,
+            "marks": marks,
+        }
 
 
 def classes(style: int) -> str:
     return f"c{style % COLOURS} d{style % DASHES}"
 
 
-def _add(parent: ET.Element, tag: str, text: str | None = None, **attributes: float | str) -> ET.Element:
-    """A new element in another. kind: its class."""
-    words = {key: value if isinstance(value, str) else f"{value:.1f}" for key, value in attributes.items()}
-    element = ET.SubElement(parent, tag, {("class" if key == "kind" else key): value for key, value in words.items()})
-    element.text = text
-    return element
-
-
-def _mark(root: ET.Element, style: int, x: float, y: float, r: float, kind: str = "") -> ET.Element:
-    shape = _SHAPES[style % len(_SHAPES)]
-    name = f"mark {classes(style)} {kind}".rstrip()
-    if shape == "circle":
-        return _add(root, "circle", kind=name, cx=x, cy=y, r=r)
+def mark(style: int, x: float, y: float, r: float) -> str:
+    """The outline of a mark, as a path."""
     s, t = 0.9 * r, 1.25 * r
     corners = {
         "square": [(-s, -s), (s, -s), (s, s), (-s, s)],
         "diamond": [(0, -t), (t, 0), (0, t), (-t, 0)],
         "up": [(0, -t), (t, s), (-t, s)],
         "down": [(0, t), (t, -s), (-t, -s)],
-    }[shape]
-    return _add(root, "polygon", kind=name, points=" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners))
-
-
-def _band(root: ET.Element, one: Series, x: _Scale, y: _Scale) -> None:
-    known = [(x(p.x), y(p.low), y(p.high)) for p in one.points if p.low is not None and p.high is not None]
-    if len(known) == 1:
-        ((at, low, high),) = known
-        _line(root, f"whisker {classes(one.style)}", at, low, at, high)
-    elif known:
-        way = [(at, high) for at, _, high in known] + [(at, low) for at, low, _ in reversed(known)]
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in way)
-        _add(root, "polygon", kind=f"band {classes(one.style)}", points=points)
-
-
-def _line(root: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:
-    _add(root, "line", kind=kind, x1=x1, y1=y1, x2=x2, y2=y2)
-
-
-def _label(root: ET.Element, x: float, y: float, anchor: str, text: str, kind: str = "tick") -> None:
-    _add(root, "text", text, x=x, y=y, kind=kind).set("text-anchor", anchor)
+    }.get(_SHAPES[style % len(_SHAPES)])
+    if corners is None:
+        return f"M{x - r:.1f},{y:.1f}a{r:g},{r:g} 0 1,0 {2 * r:g},0a{r:g},{r:g} 0 1,0 {-2 * r:g},0z"
+    return "M" + "L".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners) + "z"
 
 
 class _Scale:
