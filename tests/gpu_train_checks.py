@@ -296,7 +296,7 @@ def check_votes() -> None:
     for model in (PartitionEnsemble((3, 32, 32), 16, hidden=(32,)).cuda(), ablation):
         training = fit(model, (x, y), config)
         assert training.epochs[-1].loss < 0.5 * training.epochs[0].loss, training.epochs
-        radii = model.eval().radius(x[:40], y[:40])
+        radii = model.eval().radius(x[:40], y[:40], L0Ball(1, "pixel"))
         assert float(radii.double().mean()) > 0, radii
     stepper = GraphStepper(ablation.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
     losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}

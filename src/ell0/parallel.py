@@ -169,16 +169,12 @@ class _Ranks(Team):
         self._stepping = False
 
     def joined(self, part: Tensor) -> Tensor:
-        if not self.sharded:
-            return part
         from torch.distributed.tensor import DTensor
 
         with _connected():
             return part.full_tensor() if isinstance(part, DTensor) else part
 
     def parted(self, whole: Tensor, like: Tensor) -> Tensor:
-        if not self.sharded:
-            return whole
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         if not isinstance(like, DTensor):
@@ -283,9 +279,8 @@ def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool
     try:
         from lightning_fabric import Fabric
     except ImportError as error:
-        raise ImportError(
-            f"more than one process needs Lightning Fabric: pip install 'ell0[dist]' ({error})"
-        ) from error
+        message = f"more than one process needs Lightning Fabric: pip install 'ell0[dist]' ({error})"
+        raise ImportError(message) from error
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports every process that starts
     fabric = Fabric(accelerator="cuda" if gpus else "cpu", devices=devices, num_nodes=nodes, strategy="ddp")
     fabric.launch()

@@ -41,9 +41,9 @@ def check_arguments(
     x = data[0]
     if validation is not None:
         _check_rows("validation", validation, team)
-        other = validation[0]
-        if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
-            raise ValueError(f"validation must have an x like that of data, {describe(x)}, got {describe(other)}")
+        if validation[0].shape[1:] != x.shape[1:] or validation[0].dtype != x.dtype:
+            got = describe(validation[0])
+            raise ValueError(f"validation must have an x like that of data, {describe(x)}, got {got}")
     if team.size > 1:
         _check_team(model, config, team)
     if config.augment != "none" and x.ndim != 4:
