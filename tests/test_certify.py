@@ -24,10 +24,10 @@ from ell0.certify import lower_bounds
 from ell0.certify.first_layer import slack
 from ell0.certify.lower_bounds import Bounder, Method, margin_goals
 from ell0.certify.network_bounds import climb
+from ell0.certify.propagate import rounding
 from ell0.certify.reachable import Reachable
 from ell0.certify.truncated import Truncated
 from ell0.common import Step
-from ell0.models import mlp
 from ell0.nn import ClippedLinear, InputClamp, InputScale, InputTruncation, TruncatedLinear
 from worst_case import add_up, sets, worst_margin
 
@@ -231,6 +231,9 @@ def test_rounding_has_no_bound_beyond_float32_and_grows_with_long_sums() -> None
     assert found[:2].tolist() == pytest.approx([1e-6, 1e24])
     assert found[2] == inf
     assert float(slack(0.0, 10, torch.zeros(1, dtype=torch.float64))) == 12 * torch.finfo(torch.float32).tiny
+    norm, zeros = nn.BatchNorm1d(1).eval(), torch.zeros(1, 1)
+    nn.init.constant_(norm.running_mean, 1e6)  # type: ignore[arg-type]
+    assert rounding([norm], [(zeros, zeros)], zeros) > 1e6 * 2**-24  # it is rounded before it is subtracted
     x = torch.ones(1, 100_000)
     for layer, share in ((TruncatedLinear(100_000, 1, 2), 1e-4), (TruncatedLinear(1_000, 1, 2), 2e-5)):
         nn.init.constant_(layer.weight, 1.0)
@@ -346,31 +349,6 @@ def test_clamps_and_boxes() -> None:
     assert certify.radius(truncated, x, y).max() == 1
 
 
-@pytest.mark.parametrize("ends", [(-1.0, -0.8), (0.0, 0.3)], ids=str)
-def test_a_scale_is_a_layer_with_other_weights(ends: tuple[float, float]) -> None:
-    """The radius is that of the scale folded into the layer behind it, and no values at the ends of a clamp beat it."""
-    (low, high), (x, _) = ends, data()
-    x = low + (high - low) * x
-    torch.manual_seed(8)
-    network = mlp(0, in_features=12, hidden=(8,), classes=3)
-    folded = copy.deepcopy(network)
-    model = nn.Sequential(InputClamp(low, high), InputScale(low, high), *network).eval()
-    y = model(x).argmax(1)
-    radius = certify.radius(model, x, y)
-    assert set(radius.tolist()) >= {0, 1, 2}
-    first = folded[1]
-    assert isinstance(first, nn.Linear)
-    with torch.no_grad():
-        first.weight.div_(high - low)
-        first.bias.sub_(low * first.weight.sum(1))
-        assert torch.equal(radius, certify.radius(nn.Sequential(InputClamp(low, high), *folded).eval(), x, y))
-        for size in (1, 2):
-            for where, values in product(combinations(range(12), size), product((-inf, inf), repeat=size)):
-                moved = x.clone()
-                moved[:, list(where)] = torch.tensor(values)
-                assert torch.equal(model(moved).argmax(1)[radius >= size], y[radius >= size])
-
-
 def test_rows_of_radii() -> None:
     radii = torch.tensor([-1, 0, 0, 2, 3])
     *shares, median = certify.rows(radii, [0, 1, 3], classifier="F")
@@ -413,6 +391,7 @@ def with_hook() -> nn.Module:
         (lambda: nn.Sequential(nn.Flatten()).eval(), "got none"),
         (lambda: nn.Sequential(nn.Linear(12, 3)).eval(), "no certificate exists: a plain Linear"),
         (lambda: nn.Sequential(InputScale(), nn.Linear(12, 3)).eval(), "no certificate exists: a plain Linear"),
+        (lambda: nn.Sequential(TruncatedLinear(12, 3, 0)).eval(), "no certificate exists: a plain Linear"),
         (lambda: nn.Sequential(Falling(), *small()).eval(), r"layer '0' \(Falling\) before any"),
         (lambda: nn.Sequential(Backwards(), *small()).eval(), r"layer '0' \(Backwards\) before any"),
         (lambda: small(dtype=torch.float64), "dtype and device"),
