@@ -3,7 +3,7 @@
     pip install -c constraints.txt -e '.[foolbox]'
     python tools/foolbox_medians.py runs results/mnist-foolbox.json [FOLDER OF THE DATA]
 
-It says which of the two the paper's table 2 holds.
+They show which of the two the paper's table 2 holds.
 """
 
 from __future__ import annotations
@@ -42,12 +42,8 @@ def main() -> int:
     runs, out = Path(sys.argv[1]), Path(sys.argv[2])
     root = sys.argv[3] if len(sys.argv) > 3 else None
     x, y = (part[:IMAGES] for part in data.load("mnist", "test", root=root))
-    results = Results.here(
-        "mnist-foolbox",
-        "python tools/foolbox_medians.py runs results/mnist-foolbox.json",
-        seeds=list(range(RUNS)),
-        device="cpu",
-    )
+    command = "python tools/foolbox_medians.py runs results/mnist-foolbox.json"
+    results = Results.here("mnist-foolbox", command, seeds=list(range(RUNS)), device="cpu")
     results.versions["foolbox"] = importlib.import_module("foolbox").__version__
     begun = time.perf_counter()
     for k in (10, 0):
@@ -64,13 +60,8 @@ def main() -> int:
                 raise SystemExit(f"F({k}), values within {beta:g}: no run of foolbox has a start")
             medians = [float(found.median()) for found in each]
             nearest = float(torch.stack(each).amin(0).median())
-            what = {
-                "what": "median_distance",
-                "classifier": f"F({k})",
-                "attack": "foolbox PointwiseAttack",
-                "beta": beta,
-                "n": len(x),
-            }
+            what = {"what": "median_distance", "classifier": f"F({k})", "beta": beta, "n": len(x)}
+            what["attack"] = "foolbox PointwiseAttack"
             spread = {"low": min(medians), "high": max(medians)}
             results.add(statistics.median(medians), **what, repeats=1, runs=len(each), **spread)
             results.add(nearest, **what, repeats=len(each))
