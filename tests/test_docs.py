@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import figures
 import pytest
 import tables
 from hypothesis import settings
@@ -15,6 +16,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def test_tables_are_those_of_the_results_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_figures_are_those_of_the_results_files() -> None:
+    assert figures.main(["--check"]) == 0, "docs/figures is stale: run tools/figures.py"
 
 
 @pytest.mark.parametrize("name", tables.TABLES)

@@ -1,4 +1,4 @@
-"""The ball: what counts as a change and what lies inside."""
+"""The ball: what counts as a change, what lies inside, and the way back in."""
 
 import itertools
 import math
@@ -94,6 +94,33 @@ def test_count_and_contains_are_the_definition(situation: tuple[L0Ball, Tensor, 
     count, contains = ball.count(x, x_adv), ball.contains(x, x_adv)
     assert (count.tolist(), contains.tolist()) == plain(ball, x, x_adv)
     assert (count.dtype, contains.dtype) == (torch.int64, torch.bool)
+
+
+@few
+@given(situations())
+def test_project_lands_in_the_ball_and_treats_each_row_alone(situation: tuple[L0Ball, Tensor, Tensor]) -> None:
+    ball, x, x_adv = situation
+    projected, inside = ball.project(x, x_adv), ball.contains(x, x_adv)
+    assert ball.contains(x, projected).all()
+    assert same(projected[inside], x_adv[inside])
+    assert same(torch.cat([ball.project(x[i : i + 1], x_adv[i : i + 1]) for i in range(len(x))]), projected)
+
+
+@pytest.mark.parametrize(
+    ("x", "x_adv", "expected"),
+    [
+        ([1.0, 0.0], [9.0, 0.125], [1.0, 0.125]),  # a unit clipped back to x costs no budget
+        ([0.0] * 3, [0.5, -0.5, 0.5], [0.5, 0.0, 0.0]),  # the lowest index stays at ties
+        ([0.0] * 3, [0.0, 1.0, 100.0], [0.0, 1.0, 0.0]),  # size is measured after clipping
+        ([0.0, nan], [0.875, 0.125], [0.0, 0.125]),  # a change away from NaN is the largest
+        ([0.0, 0.0], [0.0, 1e-30], [0.0, 1e-30]),  # a change whose square is 0 is a change
+        ([3.0, 0.0], [3.0, 0.5], [3.0, 0.5]),  # x outside the box stays there if it is not changed
+        ([0.0, 0.0], [nan, 0.5], [0.0, 0.5]),  # NaN goes back to x
+    ],
+)
+def test_project_keeps_the_largest_change(x: list[float], x_adv: list[float], expected: list[float]) -> None:
+    projected = L0Ball(1).project(torch.tensor([x]), torch.tensor([x_adv]))
+    assert same(projected, torch.tensor([expected]))
 
 
 def test_a_changed_pixel_is_held_to_the_box_with_all_its_mutable_channels() -> None:

@@ -307,6 +307,8 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
         (3, 2, 6),
         r"Conv1d at conv must see the samples one by one, got shape \(6, 2, 6\) for 2 samples",
     ),
+    (Convolutional, None, r"input_shape must be given for this model: truncate\(model, k, input_shape="),
+    (lambda: nn.Conv2d(2, 4, 3), None, r"input_shape must be given for this model: truncate\(model, k, input_shape="),
     *((lambda: nn.Linear(8, 3), bad, "input_shape must be a shape of") for bad in ((), (8.0,), (0,), (True,), 10)),
 ]
 
@@ -315,6 +317,12 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
 def test_refused(build: Callable[[], nn.Module], shape: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         truncate(build(), 2, shape)
+
+
+def test_a_model_of_rows_needs_no_shape() -> None:
+    truncated = truncate(nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)), 2)
+    assert [type(layer) for layer in truncated.modules()].count(TruncatedLinear) == 1
+    assert truncated(torch.zeros(4, 2, 4)).shape == (4, 3)
 
 
 JOINS: list[tuple[Callable[[Any, Tensor], Any], bool]] = [

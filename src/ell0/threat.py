@@ -63,6 +63,27 @@ class L0Ball:
         wrong = (changed & ~mutable) | (held & ~((low <= x_adv) & (x_adv <= high)))
         return (units.sum(1) <= self.budget) & ~wrong.flatten(1).any(1)
 
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Brings each row of x_adv into the ball around that row of x. x, x_adv, result: ``(n, ...)``.
+
+        Frozen numbers go back to x, changed units are clipped to the box, then the ``budget`` units with the largest L2
+        change stay, lowest index at ties. A unit with NaN goes back to x. A point of the ball comes back as it is.
+        """
+        self._check(x, x_adv)
+        low, high, mutable = self.box(x)
+        moved = torch.where(mutable, x_adv, x)
+        held = self._numbers(self._units(_differs(x, moved)), x) & mutable
+        clipped = torch.where(held, torch.maximum(torch.minimum(moved, high), low), x)
+        clipped = torch.where(self._numbers(self._units(held & clipped.isnan()), x), x, clipped)
+        changed = self._units(_differs(x, clipped))
+        change = torch.where(_differs(x, clipped), clipped.detach().double() - x.detach().double(), 0.0)
+        change = change.nan_to_num(nan=torch.inf)
+        size = (torch.linalg.vector_norm(change, dim=1) if self.unit == "pixel" else change.abs()).flatten(1)
+        # Unchanged units rank below every changed one: the square of a tiny change may underflow to 0.
+        largest = size.masked_fill(~changed, -1.0).argsort(dim=1, descending=True, stable=True)[:, : self.budget]
+        keep = torch.zeros_like(changed).scatter(1, largest, True) & changed
+        return torch.where(self._numbers(keep, x), clipped, x)
+
     def box(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``low, high, mutable`` as tensors broadcastable to x, on its device; the bounds in its dtype."""
         # Numbers are made on the device: a copy from the host would wait for it, which a CUDA graph cannot hold.

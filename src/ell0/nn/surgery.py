@@ -22,10 +22,11 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEATURE_WISE = (_BatchNorm, nn.PReLU)
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.LocalResponseNorm)
 MIXING = (*NORMS, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax)
+_EXAMPLE = "truncate(model, k, input_shape=(3, 32, 32))"
 SAMPLES = 2  # one sample would not survive a squeeze()
 
 
-def truncate(model: nn.Module, k: int, input_shape: Sequence[int]) -> nn.Module:
+def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Returns a copy of a model that truncates at its first layer with weights.
 
     A ``Linear`` becomes a `TruncatedLinear` with the same parameters, hooks and name. A ``Conv1d``, ``Conv2d`` or
@@ -39,7 +40,8 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int]) -> nn.Module:
     Args:
         k: terms removed on each side, ``0 <= 2k < in_features`` of the layer.
         input_shape: shape of one sample, without the batch dimension. A copy of the model runs in eval mode on two
-            samples of zeros, which shows the layer that runs first.
+            samples of zeros, which shows the layer that runs first. None: the features of the first Linear, for a
+            model that takes rows.
 
     Raises:
         ValueError: the first layer with weights is not one of these, runs more than once, is neither float32 nor
@@ -52,11 +54,16 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int]) -> nn.Module:
             raise ValueError(f"model is already truncated: {_name(name)} is {type(module).__name__} with k={module.k}")
         if isinstance(module, LazyModuleMixin):
             raise ValueError(f"model has a lazy layer, {_name(name)}: run the model once to give it its shape")
-    input_shape = check_shape("input_shape", input_shape)
+    shape = _row_shape(model) if input_shape is None else check_shape("input_shape", input_shape)
 
     truncated = _copy(model)
     # The search runs on its own copy: a forward may change more than batch-norm statistics.
-    search = _search(_copy(model), input_shape)
+    try:
+        search = _search(_copy(model), shape)
+    except ValueError as error:
+        if input_shape is None and not isinstance(error, _RefusedError):
+            raise ValueError(f"input_shape must be given for this model: {_EXAMPLE} ({error})") from error
+        raise
     layer = truncated.get_submodule(search.name)
     if isinstance(layer, nn.Linear):
         check_k(k, layer.in_features)
@@ -65,13 +72,20 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int]) -> nn.Module:
         linear.__class__ = TruncatedLinear
         linear.k = k
     else:
-        truncated = _truncate_before(cast(nn.Conv2d, layer), truncated, k, search, input_shape)
+        truncated = _truncate_before(cast(nn.Conv2d, layer), truncated, k, search, shape)
     if search.bypassed:
         warnings.warn(
             f"only the path through {_name(search.name)} is truncated: the input also reaches the output past it",
             stacklevel=2,
         )
     return truncated
+
+
+def _row_shape(model: nn.Module) -> tuple[int, ...]:
+    first = next((module for module in model.modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))), None)
+    if not isinstance(first, nn.Linear):
+        raise ValueError(f"input_shape must be given for this model: {_EXAMPLE}")
+    return (first.in_features,)
 
 
 class _RefusedError(ValueError):
