@@ -1,18 +1,32 @@
 """sigma-zero: near the optimum where it is known, the same in every box, exactly inside it."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ell0 import L0Ball
-from ell0.attacks.sigma_zero import sigma_zero, sparsity_slope
+from ell0.attacks.contract import Victim
+from ell0.attacks.sigma_zero import Descent, sigma_zero, sparsity_slope
 from ell0.nn import TruncatedLinear
+from ell0.threat import Unit
 from oracle import Sums, optimum, random
-from test_attacks import Problem, problems
+from test_attacks import LINEAR, Problem, linear, problems
 
 cases = settings(max_examples=min(500, settings().max_examples // 2))
 fewer_cases = settings(max_examples=cases.max_examples // 2)
+
+
+@pytest.mark.parametrize(("unit", "shape"), LINEAR)
+def test_the_median_comes_within_a_quarter_of_the_optimum(unit: Unit, shape: tuple[int, ...]) -> None:
+    model, x, y = linear(shape, 60, 2)
+    ball = L0Ball(40, unit)
+    best = optimum(model, x, y, ball)
+    result = sigma_zero(model, x, y, ball, minimise=True)
+    assert result.success.all()
+    assert (result.distance >= best).all()
+    assert (result.distance / best).median() <= 1.25
 
 
 @cases
@@ -52,6 +66,19 @@ def test_a_unit_counts_once_with_all_its_channels() -> None:
     square = change.square().sum(1)
     (slope,) = torch.autograd.grad((square / (square + 0.1)).mean(1).sum(), change)
     torch.testing.assert_close(sparsity_slope(change.detach(), 0.1), slope)
+
+
+def test_the_threshold_rises_while_the_model_errs_and_falls_while_it_does_not() -> None:
+    model, x, y = linear((80,), 20, 2)
+    seen = set()
+    with Victim(model, x, y, L0Ball(80), minimal=True) as victim:
+        descent = Descent(victim, 0, 1e-3, 0.3, None)
+        for _ in range(8):
+            before, errs = descent._threshold.flatten(), model(descent._points().flatten(1)).argmax(1) != y
+            descent.step(1.0, 0.01)
+            assert torch.equal(descent._threshold.flatten() > before, errs)
+            seen |= set(errs.tolist())
+    assert seen == {True, False}
 
 
 def test_a_box_may_be_one_point_away_from_x() -> None:

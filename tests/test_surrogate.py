@@ -77,12 +77,6 @@ def test_parameters_keep_their_gradients() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_layer_behind_may_work_in_place() -> None:
-    model = nn.Sequential(linear(), nn.ReLU(inplace=True))
-    with surrogate_gradients(model, "straight"):
-        assert slope(model, numbers(6, 17), torch.ones(6, 5)).any()
-
-
 def test_every_layer_inside_a_model_is_found_and_given_back() -> None:
     shared = linear()
     model = nn.ModuleDict({"a": nn.Sequential(nn.Sequential(elementwise())), "b": shared, "c": shared})
@@ -91,26 +85,6 @@ def test_every_layer_inside_a_model_is_found_and_given_back() -> None:
         changed = [name for name, module in model.named_modules() if module.__dict__.keys() != before[name].keys()]
         assert changed == ["a.0.0", "b"]
     assert {name: dict(module.__dict__) for name, module in model.named_modules()} == before
-
-
-def test_layers_come_back_after_an_error() -> None:
-    layer = linear()
-    with pytest.raises(ZeroDivisionError), surrogate_gradients(layer, "straight"):
-        _ = 1 / 0
-    assert "forward" not in layer.__dict__
-
-
-def test_a_forward_of_its_own_runs_and_comes_back() -> None:
-    layer, x = linear(), numbers(6, 17)
-    ordinary = layer.forward
-
-    def doubled(x: Tensor) -> Tensor:
-        return 2 * ordinary(x)
-
-    layer.forward = doubled  # type: ignore[method-assign]
-    with surrogate_gradients(layer, "straight"):
-        assert torch.equal(layer(x), 2 * ordinary(x))
-    assert layer.__dict__["forward"] is doubled
 
 
 def test_uses_may_be_nested_and_repeated() -> None:

@@ -21,7 +21,7 @@ __all__ = ["adaptive"]
 
 L = TypeVar("L", bound=nn.Module)
 
-_SEARCH = 10**6  # the random search draws from here on, however many moments came before
+_SEARCH = 10**6  # number of the random search's first draw, above those of the steps before it
 
 
 @attack(
@@ -57,7 +57,7 @@ def adaptive(
     Args:
         queries: for each row; a backward pass counts one.
         candidates: units tried by a query before one is chosen.  sweeps: rounds of swaps at most.
-        model, x, y, ball, generator, rows, target: as in `sparse_rs`.
+        model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
     """
     check_count("queries", queries)
     check_count("candidates", candidates)
@@ -73,14 +73,14 @@ def adaptive(
 
 @dataclass(frozen=True)
 class _Plan:
-    """For every number of some rows the best value it could take, and by how much that is said to move the margin."""
+    """The best value found for every number of some rows, and the estimated change of the margin for each unit."""
 
     value: Tensor  # (m, channels, units)
     gain: Tensor  # (m, units), negative is good
 
 
 class _Gradient:
-    """Scores by the gradient of the margin. clamp: all that the model sees of its input has gone through it."""
+    """Scores units by the gradient of the margin. clamp: what the model does to its input first."""
 
     def __init__(self, victim: Victim, clamp: InputClamp) -> None:
         self.victim, self.clamp = victim, clamp
@@ -194,7 +194,7 @@ class _Mask(_Gradient):
 
 
 def _scorer(victim: Victim) -> _Gradient:
-    """What fits the first truncation of the model, if that sees the input as it is, or clamped, or scaled."""
+    """The scorer for the model's first truncation, if nothing but a clamp and a scale stands before it."""
     clamp = _clamp(victim)
     for layer in _layers(victim, nn.Module):
         if not isinstance(layer, TruncatedLinear | InputTruncation) or layer.k == 0:
@@ -209,10 +209,10 @@ def _scorer(victim: Victim) -> _Gradient:
 
 
 def _clamp(victim: Victim) -> InputClamp:
-    """The clamp that all of the input goes through; one that clamps nothing, if the model has none."""
+    """The clamp that all of the input passes; if there is none, one that clamps nothing."""
     for layer in _layers(victim, InputClamp):
         sample = _sample(victim, 2 * max([1.0, *(abs(end) for end in (layer.low, layer.high) if math.isfinite(end))]))
-        # Asked of the model, not of its structure: there may be a way around the layer.
+        # The model is asked, not its structure: some of the input may bypass the layer.
         free, clamped = (_ask(victim, points) for points in (sample, layer(sample)))
         if free is not None and clamped is not None and torch.equal(free, clamped):
             return layer
@@ -226,7 +226,7 @@ def _layers(victim: Victim, kind: type[L]) -> list[L]:
 
 
 def _sample(victim: Victim, size: float) -> Tensor:
-    """A sample of no row, with values to that size."""
+    """One input that is none of the rows, with values up to that size."""
     like = victim.x[:1]
     return torch.linspace(-size, size, like.numel(), dtype=like.dtype, device=like.device).view_as(like)
 
@@ -235,14 +235,16 @@ def _ask(victim: Victim, points: Tensor) -> Tensor | None:
     try:
         with torch.no_grad():
             logits: Tensor = victim.model(points.clone())
-    except (ValueError, RuntimeError, AssertionError):  # a model that looks at its input first
+    except (ValueError, RuntimeError, AssertionError):  # a model that checks its input
         return None
     return logits
 
 
 def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTruncation) -> InputScale | None:
-    """The scale by which the layer gets all numbers of a sample, clamped and not otherwise changed, once, and nothing
-    goes around it; one that changes nothing, if they are not scaled, and None if it is not so."""
+    """The scale between clamp and layer (if there is none, one that changes nothing).
+
+    None if the layer does not see every number, clamped and scaled, exactly once, or if some of the input bypasses it.
+    """
     ends = (end.where(victim.mutable, 0.0) for end in (victim.low, victim.high))
     sample = _sample(victim, max([2.0, *(float(end.abs().max()) for end in ends)]))
     if (layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()) != sample.numel():
@@ -265,7 +267,7 @@ def _scale(victim: Victim, clamp: InputClamp, layer: TruncatedLinear | InputTrun
 
 
 def _has_a_way_around(victim: Victim, layer: nn.Module, sample: Tensor) -> bool:
-    """Whether the model still tells a sample from another one while the layer says the same of both."""
+    """Whether the model tells two samples apart while the layer gives the same output for both."""
     hook = layer.register_forward_hook(lambda _, __, output: torch.ones_like(output))
     try:
         one, other = (_ask(victim, points) for points in (sample, -sample))
@@ -275,7 +277,7 @@ def _has_a_way_around(victim: Victim, layer: nn.Module, sample: Tensor) -> bool:
 
 
 class _State:
-    """The points of the rows as they grow. Nothing a row does depends on the other rows."""
+    """The current point of each row. No row depends on the others."""
 
     def __init__(self, victim: Victim, scorer: _Gradient, candidates: int, queries: int) -> None:
         self._victim, self._scorer, self._candidates, self._queries = victim, scorer, candidates, queries
@@ -283,7 +285,7 @@ class _State:
         self._margin = victim.margin.clone()
 
     def grow(self) -> None:
-        """Adds units until the budget is spent, several at a time where it is large for the queries."""
+        """Adds units until the budget is spent, several at a time if the queries do not suffice for one at a time."""
         budget = self._victim.ball.budget
         steps = max(1, min(budget, self._queries // 2 // (self._candidates + 2)))
         for step in self._victim.while_standing(range(steps), "adaptive, growing"):
@@ -313,7 +315,7 @@ class _State:
             search.step(1)
 
     def _able(self, at: Tensor) -> Tensor:
-        """Those of the rows that stand and can pay for a choice."""
+        """Those of the rows that stand and have the queries for another choice."""
         pays = self._victim.queries[at] + self._candidates + 2 <= self._queries
         return at[pays & ~self._victim.success[at]]
 
@@ -325,7 +327,7 @@ class _State:
         return self._victim.points(torch.where(back, clean, points))
 
     def _add(self, at: Tensor, points: Tensor, count: int, *, first: int = 0, always: bool = False) -> None:
-        """Tries sets of ``count`` more units on points of the rows; the best becomes theirs if it helps, or always."""
+        """Tries sets of ``count`` more units on points of the rows; keeps the best if it helps, or always."""
         if not len(at):
             return
         victim = self._victim
@@ -348,7 +350,7 @@ class _State:
             self._margin[at[live[better]]] = margin[better]
 
     def _set(self, gain: Tensor, at: Tensor, count: int, number: int, moment: int) -> Tensor:
-        """``(m, count)`` units: a single one by its rank; of several the best, from the second set on after shaking."""
+        """``(m, count)`` units: the one at rank ``number``, or the best ones, by noisy gains from the second set on."""
         if count == 1:
             return gain.argsort(dim=1, stable=True)[:, number : number + 1]
         if number:

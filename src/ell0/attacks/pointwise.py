@@ -15,7 +15,7 @@ from .sparse_rs import take
 
 __all__ = ["pointwise", "reset_units"]
 
-_FEWER = 80  # per cent of the units of its start that a run asks of another noise
+_FEWER = 80  # per cent: a further noise must break the row with so many of the best start's units
 _BLOCK = 4  # units that are first tried together
 _TOGETHER = 1 << 24  # numbers in the runs that advance together
 
@@ -44,7 +44,7 @@ def pointwise(
             a success if its distance is within the budget; the budget does not steer it.
         repeats: runs of each row, which advance together.
         starts: noises that a run draws; it goes on from the one with the fewest changed units.
-        generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
+        generator, rows, target, progress: as in `sparse_rs`.
 
     Differs from [Schott19]'s code: the level of noise is found by doubling and bisection, not on a grid; units go back
     in blocks that grow and shrink, so a run asks tens of queries, not thousands; each channel draws its own noise.

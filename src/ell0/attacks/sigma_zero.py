@@ -45,8 +45,8 @@ def sigma_zero(
     widths of the box, with the gradient of a row scaled to a largest entry of 1 and a learning rate that falls from
     ``lr`` to a tenth along a cosine. After each step changes below a threshold are undone; the threshold rises by
     ``threshold_step`` times the learning rate while the model errs, and falls while it does not. In the end the
-    changes of the nearest point are pushed to the ends of the box, and units go back to their clean values while the
-    model still errs.
+    changes of the nearest point move to the ends of the box, and units go back to their clean values while the model
+    still errs.
 
     Args:
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
@@ -54,8 +54,7 @@ def sigma_zero(
         sigma, threshold, threshold_step: in widths of the box; a pixel's change is its largest number's.
         surrogate: the gradient through truncated layers, see `surrogate_gradients`.
         minimise: go on for the smallest distance; otherwise a row is done as soon as it is broken within the budget.
-        generator, rows, target: of every attack: the key of the random draws (it draws nothing), global row ids, a
-            wanted label each.
+        generator, rows, target, progress: as in `sparse_rs`; it draws nothing.
 
     Differs from [Cina25]: pixels, targets, any box, a check of the last step, and the clean-up in the end.
     """
@@ -94,9 +93,9 @@ class Descent:
         self._clean, self._low, self._high, mutable = (
             victim.units(t) for t in (victim.x, victim.low, victim.high, victim.mutable)
         )
-        # Adam's sums of squares are nothing for half precision.
+        # Half precision is too coarse for Adam's sums of squares.
         fine = torch.promote_types(victim.x.dtype, torch.float32)
-        # x may lie outside its box. A width that takes it in is 0 only where nothing can change.
+        # x may lie outside its box. A width that includes x is 0 only where nothing can change.
         low, high = torch.minimum(self._low, self._clean).to(fine), torch.maximum(self._high, self._clean).to(fine)
         self._width = torch.where(mutable, high - low, 0.0)
         self._least, self._most = ((end - self._clean) / (high - low) for end in (low, high))
@@ -148,7 +147,7 @@ class Descent:
         self._nearest[self._at[nearer]] = points[nearer]
 
     def clean_up(self) -> None:
-        """A look at the last step; then units of the nearest points go back, those that matter least first."""
+        """Queries the last step; then takes units of the nearest points back, those that matter least first."""
         self._drop_done()
         if not len(self._at):
             return

@@ -62,7 +62,7 @@ def sparse_pgd(
         step_size: of the values, as a share of the box.  mask_step: of the scores, root mean square.
         patience: steps without a new set before the scores are drawn anew.
         surrogate: how the gradient goes through truncated layers, see `surrogate_gradients`; None: as it is.
-        generator, rows, target: of every attack: the key of the random draws, global row ids, a wanted label each.
+        generator, rows, target, progress: as in `sparse_rs`.
 
     Differs from [Zhong24]'s code: each row counts its own patience; where the cross-entropy is the loss, the gradient
     is that of the log-odds, which has the same direction and does not vanish at a large margin.
@@ -121,7 +121,7 @@ def _descend(
         shown = chosen.unsqueeze(1)
         points = torch.where(shown, values, x)
         _, slope = victim.slopes(victim.points(points), at, loss, surrogate)
-        # Where the model has no slope to give, nothing moves until new scores are drawn.
+        # Where the gradient is no number, nothing moves until new scores are drawn.
         slope = victim.units(slope).nan_to_num(0.0, 0.0, 0.0)
 
         scores = lowered(scores, slope, values - x, mask_step)

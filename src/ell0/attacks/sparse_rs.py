@@ -52,7 +52,8 @@ def sparse_rs(
         queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
         alpha: share of the budget moved at the start of the schedule, in (0, 1].
         values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box.
-        generator: gives the key of the random draws.  rows: global row ids.  target: a wanted label for each row.
+        generator: gives the key of the random draws; default: seed 0.  rows: ``(n,)`` int64, global row ids.
+        target: ``(n,)``, a wanted label for each row.  progress: called after each step.
 
     Differs from [Croce22]'s code: units are drawn for each row, not for the batch; a single pixel that would keep its
     colour gets another in one channel, not a new draw of all; the best failure is kept.

@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def gradients_only(self) -> bool:
-        """As the attack declares it; a white-box attack from elsewhere is taken for one that uses nothing else."""
+        """As declared; a white-box attack that is not declared is taken for one that uses gradients only."""
         own = declared(self.attack)
         return self.white_box if own is None else own.gradients_only
 

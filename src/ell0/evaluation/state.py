@@ -1,4 +1,4 @@
-"""How far an evaluation is, in memory and in a file from which a killed one goes on."""
+"""The state of an evaluation, in memory and in the file from which a killed evaluation goes on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..attacks import AttackResult
 from ..common import write_whole
 
 _FORMAT = "2"
-_SAME = 1e-3  # of the largest clean margin: so far rounding in other batches may move a margin
+_SAME = 1e-3  # share of the largest clean margin by which rounding in other batches may move a margin
 
 
 @dataclass(frozen=True)
 class AttackedRows:
-    """What an attack found for some rows: small, on the CPU, and of its points no more than what differs from x.
+    """What an attack found for some rows, on the CPU; of its points only the numbers that differ from x.
 
     rows: ``(m,)`` int64, of x; success, distance, queries, refuted: ``(m,)``, as in `AttackResult` and `State`.
     at, values: ``(c,)``, which numbers of x, flattened, change in the rows that are broken, and to what.
@@ -43,14 +43,14 @@ class AttackedRows:
         changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
         values = result.x_adv[broken].flatten(1)[changed[:, 0], changed[:, 1]]
         at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
-        # A row broken in a query has a margin below 0 for good.
+        # The margin of a row that was broken in a query stays below 0.
         refuted = ~success & (result.margin.cpu() < 0)
         return cls(rows.cpu(), success, result.distance.cpu(), result.queries.cpu(), refuted, at.cpu(), values.cpu())
 
 
 @dataclass
 class State:
-    """How far an evaluation is; the tensors are those of `Evaluation`, and two more.
+    """The state of an evaluation: the tensors of `Evaluation`, and two more.
 
     clean: ``(n,)`` float64, the margin of each row before any attack.
     refuted: ``(n,)`` bool; an attack broke the row in a query, and its own last check took that back.
@@ -95,7 +95,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path, content: bytes, x: Tensor, parts: dict[str, str], clean: Tensor, noise: float) -> State:
-        """Reads what `save` wrote to a path; raises if it is of another evaluation, and says in what.
+        """Reads what `save` wrote; raises a ValueError that names the parts in which it differs from this evaluation.
 
         Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
         """
