@@ -18,7 +18,7 @@ from ell0 import L0Ball
 from ell0.certify.lower_bounds import Bounder, margin_goals
 from ell0.certify.network import Network
 from ell0.certify.reachable import Reachable
-from ell0.nn import ClippedLinear, InputClamp, InputScale, TruncatedLinear
+from ell0.nn import InputClamp, InputScale, TruncatedLinear
 
 layers = settings(max_examples=settings().max_examples // 3)
 few = settings(max_examples=settings().max_examples // 8)
@@ -70,7 +70,7 @@ def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tens
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "clipped", "dense")) -> Case:
+def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "dense")) -> Case:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**40)))
     kind, pixels = draw(st.sampled_from(kinds)), draw(st.booleans())
     channels, height = (2, draw(st.integers(2, 3))) if pixels else (1, draw(st.integers(3, 7)))
@@ -93,14 +93,14 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "clipped", "de
     mutable = torch.rand(x.shape, generator=generator) < 0.7 if draw(st.booleans()) else None
     classes = draw(st.integers(2, 3))
     hidden = draw(st.integers(2, 5))
-    sizes = {"truncated": (k,), "clipped": (draw(st.sampled_from([0.3, 1.0, 2.0])),), "dense": ()}[kind]
-    layer = {"truncated": TruncatedLinear, "clipped": ClippedLinear, "dense": nn.Linear}[kind]
     rising: list[nn.Module] = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
     # By a power of two: float32 and float64 scale alike but for one rounding.
     rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
     depth = draw(st.integers(1, 3))
     widths = (d, *(hidden, 3)[: depth - 1], classes)
-    parts: list[nn.Module] = [layer(d, widths[1], *sizes, bias=draw(st.booleans()))]
+    bias = draw(st.booleans())
+    first = TruncatedLinear(d, widths[1], k, bias) if kind == "truncated" else nn.Linear(d, widths[1], bias)
+    parts: list[nn.Module] = [first]
     for before, after in pairwise(widths[1:]):
         norm = [nn.BatchNorm1d(before)] if draw(st.integers(0, 3)) == 0 else []
         parts += [*norm, nn.ReLU(), nn.Linear(before, after)]
@@ -115,16 +115,10 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "clipped", "de
 
 
 def far(case: Case) -> Tensor:
-    """Values that make the terms of a number the largest of their sums, or clip them: ``(n, d, 2 h)``."""
-    layer = case.layer
-    x = case.reach.x
-    weight = torch.where(layer.weight == 0, torch.inf, layer.weight)
-    limit = (
-        torch.full((len(x), len(weight)), layer.clip)
-        if isinstance(layer, ClippedLinear)
-        else ((x.unsqueeze(1) * layer.weight).abs().amax(-1))
-    )
-    kinks = (limit.unsqueeze(-1).double() / weight).transpose(1, 2)
+    """Values that make the terms of a number the largest of their sums: ``(n, d, 3 h)``."""
+    x, layer = case.reach.x, case.layer
+    limit = (x.unsqueeze(1) * layer.weight).abs().amax(-1, keepdim=True)
+    kinks = (limit / torch.where(layer.weight == 0, torch.inf, layer.weight)).transpose(1, 2)
     return torch.cat((kinks, -kinks, 1.5 * kinks), -1)
 
 

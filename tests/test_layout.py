@@ -79,7 +79,7 @@ def test_public_names() -> None:
         "report", "theory", "train", "truncate", "truncated_linear",
     }  # fmt: skip
     assert set(ell0.ops.__all__) == {
-        "Prepared", "check_clip", "check_k", "clipped_linear", "cuts", "keep_mask", "prepare", "trimmed_linear",
+        "Prepared", "check_k", "cuts", "keep_mask", "prepare", "trimmed_linear",
         "trimmed_conv2d", "trimmed_linears", "truncated_linear",
     }  # fmt: skip
     for module in (ell0, *(importlib.import_module(f"ell0.{room}") for room in ROOMS)):

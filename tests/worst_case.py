@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from certify_cases import Case
 from ell0.certify.lower_bounds import margin_goals, over_intervals
 from ell0.certify.propagate import intervals
-from ell0.nn import ClippedLinear, TruncatedLinear
+from ell0.nn import TruncatedLinear
 
 WIDTH = 256  # boxes split at a time
 
 
 def add_up(layer: nn.Linear, terms: Tensor) -> Tensor:
     """The layer's sums of its terms ``(..., out, in)``, without bias."""
-    if isinstance(layer, ClippedLinear):
-        return terms.clamp(-layer.clip, layer.clip).sum(-1)
     k = layer.k if isinstance(layer, TruncatedLinear) else 0
     return terms.sort(-1).values[..., k : terms.shape[-1] - k].sum(-1)
 
@@ -38,13 +36,11 @@ def worst_margin(case: Case, row: int, tolerance: float = 0.02, regions: int = 3
     ``regions`` boxes were not enough.
 
     A box of changed inputs for each set of units is bounded by intervals and split in halves, that with the least bound
-    first. Any value is a bounded box too: a term beyond all others of its sum is truncated however far it is, and a
-    clipped one stops at the clip.
+    first. Any value is a bounded box too: a term beyond all others of its sum is truncated however far it is.
     """
     reach, layer = case.reach, case.layer
     x, low, high = (numbers[row] for numbers in (reach.x, reach.low, reach.high))
     largest = (x * layer.weight).abs().amax(1, keepdim=True)
-    largest = torch.full_like(largest, layer.clip) if isinstance(layer, ClippedLinear) else largest
     far = torch.where(layer.weight != 0, largest / layer.weight.abs(), 0.0).amax(0)
     low = torch.where(low == -math.inf, torch.minimum(-far, high), low)
     high = torch.where(high == math.inf, torch.maximum(far, low), high)

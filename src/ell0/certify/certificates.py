@@ -48,8 +48,8 @@ def radius(
 
     Args:
         model: an ``nn.Sequential``, nested or not, in eval mode. Its first layer, after Flatten, `InputClamp` and
-            `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, `ClippedLinear`, or
-            ``Linear`` for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout. Or a `Certifier`.
+            `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, or ``Linear``
+            for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout. Or a `Certifier`.
         x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         method: ``"ibp"``, intervals, cheap; ``"best"``, these or linear bounds with all outputs of the first layer
             seeing the same changes (CROWN), whichever proves more.

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .reachable import Reachable, largest_sums
+from ..ops import trimmed_conv2d, trimmed_linear
+from .reachable import Reachable, in_blocks, largest_sums
 
 UNIT = 2.0**-24
 """The unit roundoff of float32. A model in float64 is held to it as well. The certificate's own arithmetic is in
@@ -95,3 +97,88 @@ class FirstLayer(ABC):
     def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """A wider interval than `trainable_interval` that costs little more than the layer: two ``(n, h)``."""
         raise ValueError("quick must be False unless the first layer is a plain Linear")
+
+
+class Dense(FirstLayer):
+    """``out_h = sum_j w_hj x_j + b_h``: a changed term leaves the others alone. All bounds are exact, for any budget.
+
+    The worst m units are those that move an output furthest, one by one:
+
+        least out = out - top_m over units of sum_j (u_j - least u_j), mirrored for the largest
+
+    and ``a @ out`` falls by top_m over units of ``sum_j max over x_j of sum_h a_h (u_hj - w_hj x_j)``.
+    """
+
+    def interval(self, reach: Reachable, budgets: Tensor) -> tuple[Tensor, Tensor]:
+        reach = reach.to(self.weight.dtype)
+
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            here, weight = reach[b], self.weight[o]
+            terms, *ends = (numbers.unsqueeze(1) * weight for numbers in (here.x, here.low, here.high))
+            fall, rise = terms - torch.minimum(*ends), torch.maximum(*ends) - terms
+            return largest_sums(here.units(fall), budgets[b]), largest_sums(here.units(rise), budgets[b])
+
+        fall, rise = in_blocks(block, reach, len(self.weight))
+        value = self.value(reach.x).unsqueeze(1)
+        return value - fall, value + rise
+
+    def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
+        slope, numbers = head @ self.weight, reach.to(self.weight.dtype)
+        x, low, high = (part.unsqueeze(1) for part in (numbers.x, numbers.low, numbers.high))
+        falls = torch.maximum(slope * (x - low), slope * (x - high))
+        return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
+
+    def limit(self, reach: Reachable) -> int:
+        if not reach.bounded:
+            raise ValueError(
+                "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
+                "give a ball with finite low and high, or put InputClamp before it"
+            )
+        return reach.number_of_units
+
+    def value(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
+        """By the operators: what a change adds to an output is a product of numbers >= 0, of which the largest count.
+
+        rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
+        """
+        below, above = reach.x - reach.low, reach.high - reach.x
+        steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
+        weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
+        moved = F.linear(steps, weight)
+        if reach.channels == 1:
+            moved = moved - trimmed_linear(steps, weight, top=budget, bottom=0)
+        elif budget < reach.number_of_units:  # a unit is a place of a window with twice its channels
+            windows, kernels = (t.unflatten(1, (-1, 1, reach.number_of_units)) for t in (steps, weight))
+            moved = moved - trimmed_conv2d(windows, kernels, top=budget, bottom=0, unit="pixel").flatten(1)
+        fall, rise = moved.chunk(2)
+        value = self.value(reach.x)
+        return value - fall, value + rise
+
+    def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
+        """By matrix products: the largest m of numbers w_j s_j, all >= 0, are for any cut >= 0
+
+            top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
+
+        by t = far * cut, where far is the longest step of the row. With past = w beyond its cut, 0 within, the sums are
+        (range @ |past| +- (above - below) @ past) / 2, for rise and fall. The weight of an output that comes 2m-th by
+        size is a good cut: about half of the larger ones have a step to go. What is learnt makes many weights equally
+        large, and then little is lost; with pixels, whose numbers are bounded one by one, more.
+        """
+        numbers = min(budget * reach.widest, reach.x.shape[1])
+        rank = max(1, min(2 * numbers, reach.x.shape[1]))
+        cut = self.weight.detach().abs().topk(rank, 1).values[:, -1:]
+        past = self.weight - torch.minimum(torch.maximum(self.weight, -cut), cut)
+        below, above = reach.x - reach.low, reach.high - reach.x
+        ranges = (reach.high - reach.low)[: 1 if reach.alike else None]
+        most = numbers * torch.maximum(below, above).amax(1, keepdim=True) * cut.T
+        both, tilt = F.linear(ranges, past.abs()), F.linear(above - below, past)
+        fall, rise = (most + ((both + sign * tilt) / 2).clamp(min=0) for sign in (-1, 1))
+        value = self.value(reach.x)
+        return value - fall, value + rise
+
+    def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
+        terms = reach.x.shape[1]
+        return slack(rounding_share(terms), terms, self.most_magnitudes(reach, budgets))

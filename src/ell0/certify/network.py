@@ -10,13 +10,12 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from ..nn import ClippedLinear, InputClamp, InputScale, TruncatedLinear
-from .first_layer import FirstLayer
+from ..nn import InputClamp, InputScale, TruncatedLinear
+from .first_layer import Dense, FirstLayer
 from .propagate import LaterLayer
-from .separable import Clipped, Dense
 from .truncated import Truncated
 
-FIRST = (TruncatedLinear, ClippedLinear, nn.Linear)
+FIRST = (TruncatedLinear, nn.Linear)
 LATER = get_args(LaterLayer)
 IGNORED = (nn.Identity, nn.Dropout, nn.Flatten)
 OTHER_IN_TRAINING = (nn.BatchNorm1d, nn.Dropout)
@@ -57,10 +56,10 @@ class Network:
                 rising.append(layer)
             elif type(layer) not in IGNORED:
                 raise ValueError(
-                    "model must begin with TruncatedLinear, ClippedLinear or Linear, after Flatten, InputClamp and "
-                    f"InputScale at most, got {name} ({type(layer).__name__}) before any of them"
+                    "model must begin with TruncatedLinear or Linear, behind Flatten, InputClamp, InputScale at most, "
+                    f"got {name} ({type(layer).__name__}) before any of them"
                 )
-        raise ValueError("model must have a TruncatedLinear, ClippedLinear or Linear layer, got none")
+        raise ValueError("model must have a TruncatedLinear or Linear layer, got none")
 
     def double(self) -> Network:
         """A copy in float64 without gradients."""
@@ -72,8 +71,6 @@ class Network:
     @property
     def first(self) -> FirstLayer:
         layer, parts = self.layer, (self.layer.weight, self.layer.bias)
-        if isinstance(layer, ClippedLinear):
-            return Clipped(*parts, layer.clip)
         # A truncated layer that removes nothing is a plain one.
         return Truncated(*parts, layer.k) if isinstance(layer, TruncatedLinear) and layer.k else Dense(*parts)
 

@@ -50,8 +50,8 @@ def certify(
     ----------
     model
         Folder or .safetensors file of a checkpoint, or package.module:name of a model or of a function that returns
-        one. The module may lie in the current folder. The first layer must be truncated or clipped; with --beta it may
-        be a plain one.
+        one. The module may lie in the current folder. The first layer must be truncated; with --beta it may be a plain
+        one.
     budgets
         Number of changes to certify; repeat for several. Default: those of 1, 2, 4 and 8 that the model can have a
         certificate for.

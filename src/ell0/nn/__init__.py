@@ -2,11 +2,10 @@
 
 from .conv import TruncatedConv2d
 from .folded import folded
-from .layers import ClippedLinear, InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
+from .layers import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
 from .surgery import truncate
 
 __all__ = [
-    "ClippedLinear",
     "InputClamp",
     "InputScale",
     "InputTruncation",

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..ops import Prepared, check_clip, check_k, clipped_linear, keep_mask, prepare, truncated_linear
+from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
 
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")
-fx.wrap("clipped_linear")
 fx.wrap("_truncate_input")
 
 
@@ -66,39 +65,6 @@ def prepared(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, value in zip(layers, before, strict=True):
             layer._prepared = value
-
-
-class ClippedLinear(nn.Linear):
-    """``nn.Linear`` whose inner sums clip every term to ``[-clip, clip]``; the bias is added afterwards.
-
-        out[b, o] = sum of min(max(x[b, i] * weight[o, i], -clip), clip) over i + bias[o]
-
-    No sort is needed, and each changed input moves an output by at most 2 clip. Initialised as ``nn.Linear``, and their
-    state dicts are interchangeable.
-
-    Args:
-        clip: the largest magnitude of a term, a number > 0.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        clip: float,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_clip(clip)
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.clip = clip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: ``(..., in_features)``; result: ``(..., out_features)``."""
-        return clipped_linear(x, self.weight, self.bias, clip=self.clip)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, clip={self.clip}"
 
 
 class InputTruncation(nn.Module):

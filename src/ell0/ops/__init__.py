@@ -1,16 +1,13 @@
-"""The trimmed product: one operator, several backends, one definition (`reference`); clipped, and as a convolution."""
+"""The trimmed product: one operator, several backends, one definition (`reference`); and as a convolution."""
 
 from .blocked import keep_mask
-from .checks import check_clip, check_k
-from .clipped import clipped_linear
+from .checks import check_k
 from .conv import trimmed_conv2d
 from .operator import Prepared, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 __all__ = [
     "Prepared",
-    "check_clip",
     "check_k",
-    "clipped_linear",
     "cuts",
     "keep_mask",
     "prepare",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -67,12 +65,6 @@ def check_counts(top: int, bottom: int, d: int) -> None:
         raise ValueError(
             f"top + bottom must be smaller than the number of terms, got top={top} and bottom={bottom} with {d} terms"
         )
-
-
-def check_clip(clip: float) -> None:
-    """Raises unless terms can be clipped to ``[-clip, clip]``."""
-    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
-        raise ValueError(f"clip must be a finite number > 0, got {clip!r}")
 
 
 def check_prepared(weight: Tensor, order_dtype: torch.dtype, **arrays: Tensor) -> None:

@@ -59,12 +59,6 @@ def gradients(grad: Tensor, x: Tensor, weight: Tensor, *, top: int, bottom: int)
     return to_x, to_weight
 
 
-def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, clip: float) -> Tensor:
-    """Sum of the terms, each clipped to ``[-clip, clip]``, plus bias, added up in float64: ``(..., out)``."""
-    out = products(x, weight).double().clamp(-clip, clip).sum(-1)
-    return out if bias is None else out + bias.double()
-
-
 def scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bottom: int) -> Tensor:
     """Sum of |kept terms| plus |bias|, in float64: what an error of the output is measured against."""
     terms = products(x, weight)
