@@ -7,7 +7,6 @@ import statistics
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 from ell0.report import charts
 from ell0.report.charts import Axis, Chart, ChartPoint, Series
@@ -46,23 +45,30 @@ def mnist() -> str:
 
 def alone(chart: Chart) -> str:
     """A chart as a file of its own: with the page's colours, a background and a legend."""
-    root = ET.fromstring(chart.svg("chart"))
-    height = charts.HEIGHT + LINE * len(chart.series) + 8
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {charts.WIDTH} {height}", "width": "480"}
     css = (ROOT / "src" / "ell0" / "report" / "page.css").read_text()
     colours = css[: css.index("\n}\n", css.index("@media")) + 3]
-    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark)) \{.*$", css, re.MULTILINE)
-    style = ET.Element("style")
-    style.text = "\n".join([colours, "svg { font-family: sans-serif; }", *rules])
-    root.insert(0, style)
-    root.insert(1, ET.Element("rect", {"width": "100%", "height": "100%", "fill": "var(--paper)"}))
-    for i, one in enumerate(chart.series):
-        y = charts.HEIGHT + LINE * i + 4
-        key = ET.fromstring(charts.legend_mark(one.style))
-        key.attrib |= {"x": "52", "y": f"{y - 7}", "width": "30", "height": "14"}
-        root.append(key)
-        ET.SubElement(root, "text", {"x": "92", "y": f"{y + 4}"}).text = one.name
-    return ET.tostring(root, encoding="unicode") + "\n"
+    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|mark)) \{.*$", css, re.MULTILINE)
+    drawing, left, right, bottom = chart.drawing(), charts.LEFT, charts.RIGHT, charts.BOTTOM
+    middle, height = (left + right) / 2, bottom + 50 + LINE * len(chart.series)
+    shapes = [f'<rect width="100%" height="100%" fill="var(--paper)"/><title>{chart.description()}</title>']
+    for y, words in drawing["rows"]:
+        shapes.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>{text(left - 7, y + 4.5, words, "end")}')
+    shapes += [f'<path class="axis" d="M{left} {bottom}H{right}"/>', text(middle, bottom + 38, chart.x.label, "middle")]
+    shapes += [text(x, bottom + 18, words, "middle") for x, words in drawing["columns"]]
+    shapes += [f'<polyline class="line {style}" points="{way}"/>' for style, way in drawing["lines"]]
+    shapes += [f'<path class="mark {style}" d="{outline}"/>' for style, outline, _ in drawing["marks"]]
+    for y, one in enumerate(chart.series):
+        at, style = bottom + 54 + LINE * y, charts.classes(one.style)
+        shapes.append(f'<path class="line {style}" d="M{left} {at}h30"/>')
+        shapes.append(f'<path class="mark {style}" d="{charts.mark(one.style, left + 15, at, 3.8)}"/>')
+        shapes.append(text(left + 40, at + 4, one.name, "start"))
+    style = "\n".join([colours, "svg { font-family: sans-serif; }", *rules])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 6} {height}" width="480">'
+    return "\n".join([head, f"<style>{style}</style>", *shapes, "</svg>", ""])
+
+
+def text(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
 
 
 def main(words: list[str]) -> int:
