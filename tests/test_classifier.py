@@ -23,8 +23,7 @@ def classifier(weight: Floats, intercept: Floats, **settings: Any) -> TruncatedL
     """A classifier with these weights, (1 or classes, d), as if it had been fitted."""
     model = TruncatedLinearClassifier(**settings)
     model.classes_, model.n_features_in_ = np.arange(max(2, len(weight))), weight.shape[1]
-    model.attacked_ = model._check_attacked()
-    model.budget_ = model.k if model.budget is None else model.budget
+    model._check_settings()
     model.coef_, model.intercept_ = weight, intercept
     return model
 
@@ -91,21 +90,20 @@ def test_margin_and_radius_equal_enumeration(case: str, classes: int, zero_weigh
             assert (certified == radius).all()
 
 
-@pytest.mark.parametrize("settings", [{"k": 2}, {"k": 3, "budget": 1}, {"k": 0, "budget": 2, "features": "add"}])
-def test_csr_rows_equal_dense_rows(settings: dict[str, Any]) -> None:
-    # short and full rows side by side, more zeros than slots, and explicit zeros
-    rng = np.random.default_rng(1)
-    x = (rng.random((60, 40)) < np.linspace(0.02, 1.0, 60)[:, None]).astype(float)
-    label = rng.integers(0, 3, 60)
-    model = classifier(rng.normal(size=(3, 40)), rng.normal(size=3), **settings)
+def test_csr_rows_equal_dense_rows() -> None:
+    # full and empty rows, and explicit zeros
+    x, y = table(100, 40, seed=8, classes=3)
+    x[0], x[1] = 0.0, 1.0
     rows = sparse.csr_matrix(x)
     rows.data[::7] = 0.0
     x = rows.toarray()
-    expected = np.array([margin(model, x, c) for c in range(3)]).T
-    np.testing.assert_allclose(model.decision_function(rows), expected, atol=1e-12)
-    np.testing.assert_array_equal(model.certified_radius(rows), model.certified_radius(x))
-    np.testing.assert_allclose(model.worst_case_margin(rows, label), model.worst_case_margin(x, label), atol=1e-12)
+    dense, csr = (TruncatedLinearClassifier(k=0, budget=2, features="add").fit(one, y) for one in (x, rows))
+    np.testing.assert_array_equal(dense.coef_, csr.coef_)
+    for method in (dense.decision_function, dense.certified_radius, lambda one: dense.worst_case_margin(one, y)):
+        np.testing.assert_array_equal(method(rows), method(x))
     assert (rows.toarray() == x).all()
+    with pytest.raises(TypeError, match="Sparse data"):
+        TruncatedLinearClassifier(k=2).fit(rows, y)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -265,13 +263,11 @@ def test_training_beats_plain_weights_in_the_worst_case(settings: dict[str, Any]
     assert robust >= without if settings["k"] == 6 else robust > without
 
 
-def test_fit_is_repeatable_and_the_same_for_csr() -> None:
+@pytest.mark.parametrize("settings", [{"k": 2}, {"k": 4, "budget": 2, "random_state": 3}])
+def test_fit_is_repeatable(settings: dict[str, Any]) -> None:
     x, y = table(100, 40, seed=8)
-    cases: tuple[dict[str, Any], ...] = ({"k": 2}, {"k": 4, "budget": 2, "random_state": 3})
-    for settings in cases:
-        first = TruncatedLinearClassifier(**settings).fit(x, y)
-        for again in (x, sparse.csr_matrix(x)):
-            np.testing.assert_array_equal(first.coef_, TruncatedLinearClassifier(**settings).fit(again, y).coef_)
+    one, again = (TruncatedLinearClassifier(**settings).fit(x, y) for _ in range(2))
+    np.testing.assert_array_equal(one.coef_, again.coef_)
 
 
 def test_digits_ten_classes() -> None:
@@ -290,19 +286,15 @@ def test_scikit_learn_contract() -> None:
     check_estimator(TruncatedLinearClassifier(k=0), on_skip=None)
 
 
-def test_budget_that_is_not_attainable() -> None:
+def test_too_few_iterations_and_a_budget_that_is_not_attainable() -> None:
+    with pytest.warns(ConvergenceWarning, match="max_iter=3"):
+        model = TruncatedLinearClassifier(k=1, max_iter=3).fit(*table(200, 30, seed=10))
+    assert model.gap_ > 1e-3
     x, y = table(200, 12, seed=9)
     model = TruncatedLinearClassifier(k=5)
     with pytest.raises(NotAttainableError, match="budget=5 is not attainable with k=5"):
         model.fit(x, y)
     assert not hasattr(model, "coef_")
-
-
-def test_too_few_iterations_are_said() -> None:
-    x, y = table(200, 30, seed=10)
-    with pytest.warns(ConvergenceWarning, match="max_iter=3"):
-        model = TruncatedLinearClassifier(k=1, max_iter=3).fit(x, y)
-    assert model.gap_ > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -311,7 +303,6 @@ def test_too_few_iterations_are_said() -> None:
         ({"k": 2, "budget": 3}, "budget must be at most k.*got budget=3 with k=2"),
         ({"k": 5}, r"0 <= 2\*k < n_features = 10, got k=5"),
         ({"k": 2, "budget": 1.5}, "budget must be an int >= 0, got 1.5"),
-        ({"k": True}, "k must be an int >= 0, got True"),
         ({"k": -1}, "k must be an int >= 0, got -1"),
         ({"k": 1, "alpha": 0.0}, "alpha must be a finite number > 0, got 0.0"),
         ({"k": 1, "tol": float("nan")}, "tol must be a finite number > 0, got nan"),
@@ -320,7 +311,7 @@ def test_too_few_iterations_are_said() -> None:
         ({"k": 1, "features": "add"}, 'k must be 0 with features="add", got k=1'),
         ({"k": 1, "attacked": [1]}, r'attacked must be None unless features="add", got \[1\]'),
         ({"k": 0, "features": "add", "attacked": [3]}, r"attacked must be labels among \[0, 1\], got \[3\]"),
-        ({"k": 0, "features": "add", "attacked": []}, r"attacked must be labels among \[0, 1\], got \[\]"),
+        ({"k": 0, "features": "add", "attacked": []}, r"attacked must be labels among .* got \[\]"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
@@ -333,10 +324,6 @@ def test_bad_rows_and_labels() -> None:
     x, y = table(200, 30, seed=12)
     with pytest.raises(ValueError, match="one class"):
         TruncatedLinearClassifier(k=1).fit(x, np.zeros(200))
-    holes = x.copy()
-    holes[3, 4] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
-        TruncatedLinearClassifier(k=1).fit(holes, y)
     with pytest.raises(ValueError, match=r"X must be in \{0, 1\}.*got 0.5"):
         TruncatedLinearClassifier(k=0, features="add").fit(x / 2, y)
     model = TruncatedLinearClassifier(k=1).fit(x, y)

@@ -20,7 +20,6 @@ def theory(
     dimensions: Annotated[tuple[int, ...], _SEVERAL] = (100, 784, 10_000, 100_000, 1_000_000),
     decays: Annotated[tuple[float, ...], _SEVERAL] = (0.0, 0.5),
     precision: float = 0.03,
-    eps: float = 0.45,
     out: Path = Path("runs/theory"),
     seed: int = 0,
     as_json: Json = False,
@@ -41,8 +40,6 @@ def theory(
         Decays of the signal, nu_i ~ i ** -decay, 0 to 10; 0 spreads it evenly.
     precision
         Target half-width of the 95 % intervals; some may come out wider.
-    eps
-        Robust error at which the exponents of Theorem 2 are taken.
     out
         Folder for results.json and report.html.
     seed
@@ -52,9 +49,7 @@ def theory(
     from ..common import check_out
 
     check_out(out / "results.json")
-    options: dict[str, Any] = {
-        "dimensions": dimensions, "decays": decays, "precision": precision, "eps": eps, "seed": seed
-    }  # fmt: skip
+    options: dict[str, Any] = {"dimensions": dimensions, "decays": decays, "precision": precision, "seed": seed}
     command = command_words("ell0 theory", theory, options)
     with show_progress(quiet) as progress:
         results = rooms.figures(**options, command=command, progress=progress)
@@ -69,7 +64,6 @@ def theory_malware(
     rate: float = 0.01,
     cost: float = 0.02,
     budgets: Annotated[tuple[int, ...], _SEVERAL] = (1, 2, 3, 5, 10),
-    most: int = 15,
     out: Path | None = None,
     seed: int = 0,
     as_json: Json = False,
@@ -93,8 +87,6 @@ def theory_malware(
         candidate loses more, the one that loses least is taken, and the page says so.
     budgets
         Candidates for the budget that TruncatedLinearClassifier is trained for.
-    most
-        Largest number of added features for which evasion is reported.
     out
         Folder for results.json and report.html. Default: runs/malware-NAME.
     seed
@@ -107,7 +99,7 @@ def theory_malware(
     out = Path("runs") / name if out is None else out
     check_out(out / "results.json")
     table = rooms.read_programs(data)
-    options: dict[str, Any] = {"rate": rate, "cost": cost, "budgets": budgets, "most": most, "seed": seed}
+    options: dict[str, Any] = {"rate": rate, "cost": cost, "budgets": budgets, "seed": seed}
     command = command_words("ell0 theory malware", theory_malware, {"data": data, **options})
     with show_progress(quiet) as progress:
         results = rooms.malware(table, name=name, **options, command=command, progress=progress)

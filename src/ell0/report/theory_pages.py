@@ -27,8 +27,7 @@ def theory_view(results: Results) -> View:
     """The page of `ell0.theory.figures`."""
     errors = results.select(what="robust_error")
     parts = [_over_budget(results, decay, some) for decay, some in grouped(errors, lambda row: row["decay"])]
-    parts += _over_k(results.select(what="robust_error_over_k"))
-    parts += _exponents([row for row in results.rows if row.what in _EXPONENTS])
+    parts += [_over_k(results.select(what="robust_error_over_k")), _exponents(results)]
     # The verdict is that of the dimension and budget nearest to those of MNIST and five pixels.
     near = min(errors, key=lambda row: (abs(math.log(row["d"] / 784)), abs(row["budget"] - 5), row["decay"]))
     here = {key: near[key] for key in ("d", "budget", "decay")}
@@ -62,12 +61,23 @@ def malware_view(results: Results) -> View:
     curve: list[tuple[str | Cell, ...]] = [
         (f"{m}", *map(Cell.share, some)) for m, some in grouped(evasion, lambda row: row["budget"])
     ]
-    costs = [
-        (name, _settings(row), Cell.share(row), Cell.share(alarms[name]), Cell.plain(medians[name]))
-        for name, row in accuracy.items()
-    ]
+    names = {"C": "C =", "k": "k =", "trained_for": "trained for"}
+    costs = []
+    for name, row in accuracy.items():
+        settings = ", ".join(f"{words} {number(row[key])}" for key, words in names.items() if key in row)
+        costs.append((name, settings, Cell.share(row), Cell.share(alarms[name]), Cell.plain(medians[name])))
     head = ("detector", "chosen", "accuracy", "false positives", "median certified radius")
-    parts = [
+    data = [
+        (f"{row['split']} rows", number(row.value), f"{number(row['malware'])} of them malware")
+        for row in results.select(what="rows")
+    ]
+    for what, words in (
+        ("features", "0 or 1 each"),
+        ("repeated rows", "left out, so that no row is in two splits"),
+        ("conflicting rows", "left out: labelled both malware and harmless"),
+    ):
+        data += [(what, number(row.value), words) for row in results.select(what=what)]
+    parts = (
         Section(
             "Evasion",
             "The attacker adds features to malware and removes none. The detectors are linear, so the fewest additions "
@@ -83,12 +93,13 @@ def malware_view(results: Results) -> View:
             table=PageTable(head, tuple(costs)),
             caption="On the test split, with 95 % intervals",
         ),
-        _about(results),
-    ]
-    return View(results, _malware_verdict(results, accuracy), tuple(parts))
-
-
-def _malware_verdict(results: Results, accuracy: dict[str, Measurement]) -> Verdict:
+        Section(
+            "The data",
+            "Thresholds, C and the budget trained for were chosen on the validation split.",
+            table=PageTable(("what", "number", "about them"), tuple(data)),
+            caption="The rows of training, validation and test",
+        ),
+    )
     ours, plain = (results.find(what="evasion", classifier=name, budget=5) for name in (OURS, PLAIN))
     headline = Markup(
         "Five added features hide <strong>{}</strong> of the malware from logistic regression, and "
@@ -103,7 +114,7 @@ def _malware_verdict(results: Results, accuracy: dict[str, Measurement]) -> Verd
     if "over_cost" in ours:
         words = "No candidate was as accurate as asked on the validation split: this one, the nearest, loses {} more."
         notes.append(Markup(words).format(percent(ours["over_cost"])))
-    return Verdict("Exact worst case, add-only attacker", headline, tuple(notes))
+    return View(results, Verdict("Exact worst case, add-only attacker", headline, tuple(notes)), parts)
 
 
 def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> Section:
@@ -134,7 +145,7 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> S
     )
 
 
-def _over_k(rows: list[Measurement]) -> list[Section]:
+def _over_k(rows: list[Measurement]) -> Section:
     charts = []
     for (d, decay), some in grouped(rows, lambda row: (row["d"], row["decay"])):
         series = _series(some, "budget", "k", "k", {})
@@ -144,18 +155,17 @@ def _over_k(rows: list[Measurement]) -> list[Section]:
         "Each line begins at k = m, the choice of the paper. Dropping far more terms than the attacker can change "
         "pays: the terms that are left lie closer together, so a change moves the sum less."
     )
-    return [Section("Choosing k", words, tuple(charts))] if charts else []
+    return Section("Choosing k", words, tuple(charts))
 
 
-def _exponents(rows: list[Measurement]) -> list[Section]:
+def _exponents(results: Results) -> Section:
     charts = []
+    rows = [row for row in results.rows if row.what in _EXPONENTS and math.isfinite(row.value)]
     for (decay, eps), some in grouped(rows, lambda row: (row["decay"], row["eps"])):
         series = []
         for i, (what, name) in enumerate(_EXPONENTS.items()):
-            found = [row for row in some if row.what == what and math.isfinite(row.value)]
-            points = [
-                ChartPoint(x := row["log10_d"], row.value, words=f"d = 10^{x}: {number(row.value)}") for row in found
-            ]
+            found = [(row["log10_d"], row.value) for row in some if row.what == what]
+            points = [ChartPoint(x, alpha, words=f"d = 10^{x}: {number(alpha)}") for x, alpha in found]
             series += [Series(name, i, points)] * bool(points)
         note = f"robust error ε = {eps:g}, {_signal(decay)}"
         axes = Axis("log₁₀ d", "log"), Axis("exponent of d")
@@ -166,31 +176,7 @@ def _exponents(rows: list[Measurement]) -> list[Section]:
         "needs an ε between 0.159 + c₁ and 1/2, and there is none below d = 6.8 · 10⁹: each line begins where the "
         "theorem applies. The constant in the lemma behind it is 2 here; the paper has 8."
     )
-    return [Section("Where the theorem applies", words, tuple(charts))] if charts else []
-
-
-def _about(results: Results) -> Section:
-    lines = [
-        (f"{row['split']} rows", number(row.value), f"{number(row['malware'])} of them malware")
-        for row in results.select(what="rows")
-    ]
-    for what, words in (
-        ("features", "0 or 1 each"),
-        ("repeated rows", "left out, so that no row is in two splits"),
-        ("conflicting rows", "left out: labelled both malware and harmless"),
-    ):
-        lines += [(what, number(row.value), words) for row in results.select(what=what)]
-    return Section(
-        "The data",
-        "Thresholds, C and the budget trained for were chosen on the validation split.",
-        table=PageTable(("what", "number", "about them"), tuple(lines)),
-        caption="The rows of training, validation and test",
-    )
-
-
-def _settings(row: Measurement) -> str:
-    names = {"C": "C =", "k": "k =", "trained_for": "trained for"}
-    return ", ".join(f"{words} {number(row[key])}" for key, words in names.items() if key in row)
+    return Section("Where the theorem applies", words, tuple(charts))
 
 
 def _signal(decay: float) -> str:

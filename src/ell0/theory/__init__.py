@@ -4,7 +4,7 @@ trained against its exact worst case."""
 from . import bounds
 from .classifier import NotAttainableError, TruncatedLinearClassifier
 from .malware_figures import malware, read_programs
-from .mixture import Mixture, erase
+from .mixture import Mixture
 from .mixture_figures import figures
 from .robust_error import robust_errors
 
@@ -13,7 +13,6 @@ __all__ = [
     "NotAttainableError",
     "TruncatedLinearClassifier",
     "bounds",
-    "erase",
     "figures",
     "malware",
     "read_programs",

@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.special import bdtrc, ndtr, ndtri
+from scipy.special import bdtrc, erf, ndtr, ndtri
 
 from ..common import check_count
 from .arrays import Floats, Ints
-from .mixture import Mixture, check_budgets, check_k, erase_probability
-
-LemmaConstant = Literal[2, 8]
-"""Of |<w, x'>_k - <w, x>| <= constant * k ||w * x||_inf: 8 in [Beliaev22], 2 is the least that holds."""
+from .mixture import Mixture, check_budgets, check_k
 
 _EXACT_D = 20_000
-"""Up to this d the Poisson binomial of every prefix is computed; above, it is bounded on some prefixes."""
+"""Up to this d the Poisson binomial of every prefix is computed; above, it is bounded on `_PREFIXES` of them."""
 _PREFIXES = 2_000
-"""Number of prefixes used above that."""
 
 
 def asymptotic_lower_bound(mixture: Mixture, budgets: Sequence[int]) -> Floats:
@@ -45,46 +39,43 @@ def finite_lower_bound(mixture: Mixture, budgets: Sequence[int]) -> Floats:
 
     L*(m) >= max over prefixes A of Phibar(||nu_{A^c}||_2) - P(sum_{i in A} I_i > m)
 
-    The erased coordinates I_i are independent with P(I_i = 1) = erf(|nu_i| / sqrt 2), so their number is Poisson
-    binomial. It is exact for all prefixes where d <= 20,000. Above, some 2,000 prefixes are used, and the number is
-    replaced by the binomial of the same mean, whose chance to exceed any m at or above the mean is larger (Hoeffding
-    1956; equal for uniform nu). Fewer prefixes and a larger chance can only lower the bound: it stays valid.
+    The attacker Adv(A) keeps coordinate i of A with probability p_i = min(1, exp(-2 x_i y nu_i)) and draws it from
+    Unif[-1, 1] otherwise, so that A says nothing about y. It erases i independently with probability
+    P(I_i = 1) = erf(|nu_i| / sqrt 2), so the number of erased coordinates is Poisson binomial: exact for all prefixes
+    where d <= 20,000. Above, some 2,000 prefixes are used, and the number is replaced by the binomial of the same mean,
+    whose chance to exceed any m at or above the mean is larger (Hoeffding 1956; equal for uniform nu). Fewer prefixes
+    and a larger chance can only lower the bound: it stays valid.
 
-    Differs from [Beliaev22]: Markov's inequality, whose 1 / log d makes Theorem 1 vacuous, is not used; and the bound
-    follows from P(C(x') != y) >= P(C(Z) != y) - P(x' != Z), not from densities of x' taken for those of Z.
+    Differs from [Beliaev22]: p_i is 1, not 0, where the signs of x_i and y nu_i disagree: as printed the attacker
+    erases half of all coordinates, and what is left still depends on y. P(I_i = 1) is 1 - 2 (1 - Phi(|nu_i|)), not the
+    printed 1 - (1 - Phi(|nu_i|)). Markov's inequality, whose 1 / log d makes Theorem 1 vacuous, is not used; and the
+    bound follows from P(C(x') != y) >= P(C(Z) != y) - P(x' != Z), not from densities of x' taken for those of Z.
     """
     nu = mixture.sorted_mu
     exceeding = _exceeding if mixture.d <= _EXACT_D else _exceeding_bound
-    lengths, exceeds = exceeding(erase_probability(nu), check_budgets(budgets))
+    lengths, exceeds = exceeding(erf(nu / math.sqrt(2.0)), check_budgets(budgets))
     unhidden = ndtr(-_rest(nu))[lengths]
     return np.asarray(np.maximum((unhidden[:, None] - exceeds).max(0), mixture.bayes_error))
 
 
-def upper_bound(mixture: Mixture, k: int, *, weight: ArrayLike | None = None, constant: LemmaConstant = 2) -> float:
-    """An upper bound on the robust error of the k-truncated classifier w under a budget of at most k coordinates.
+def upper_bound(mixture: Mixture, k: int) -> float:
+    """An upper bound on the robust error of the k-truncated Bayes classifier under a budget of at most k coordinates.
 
-    1 / sqrt(2 log d) + Phibar((<w, mu> - constant k ||w||_inf (||nu||_2 + sqrt(2 log d))) / ||w||_2)
+    1 / sqrt(2 log d) + Phibar((<w, mu> - 2 k ||w||_inf (||nu||_2 + sqrt(2 log d))) / ||w||_2),  w = mu; at most 1
     ([Beliaev22] appendix B, Corollary)
 
-    At most 1. ``weight``: ``(d,)``, None is the Bayes weight.
-
-    Differs from [Beliaev22]: constant 2 is enough, since the worst case drops at most 2k more terms of one side;
-    ||nu||_2 stands where 1 did, so it need not be 1.
+    Differs from [Beliaev22]: |<w, x'>_k - <w, x>| <= 2k ||w * x||_inf, not 8k, since the worst case drops at most 2k
+    more terms of one side; no constant below 2 holds. ||nu||_2 stands where 1 did, so it need not be 1.
     """
     check_k(mixture.d, k)
-    w = mixture.weight(weight)
-    largest = math.sqrt(2 * math.log(mixture.d))
-    shift = constant * k * np.abs(w).max() * (np.linalg.norm(mixture.mu) + largest)
-    return min(1.0, 1 / largest + float(ndtr((shift - w @ mixture.mu) / np.linalg.norm(w))))
+    strength, largest = float(np.linalg.norm(mixture.mu)), math.sqrt(2 * math.log(mixture.d))
+    shift = 2 * k * np.abs(mixture.mu).max() * (strength + largest)
+    return min(1.0, 1 / largest + float(ndtr((shift - mixture.mu @ mixture.mu) / strength)))
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """nu_i proportional to i ** -decay with ||nu||_2 = 1, without the vector: d may be any int up to 10**300.
-
-    Sums over i are exact up to 1,000 and by Euler and Maclaurin's formula beyond, to 12 digits.
-    ``decay=0`` is uniform nu.
-    """
+    """nu_i proportional to i ** -decay with ||nu||_2 = 1, without the vector: d may be any int up to 10**300."""
 
     d: int
     decay: float = 0.0
@@ -96,12 +87,10 @@ class PowerLaw:
             raise ValueError(f"decay must be a number >= 0, got {self.decay}")
 
     def prefix(self, c: float) -> tuple[int, float]:
-        """lambda_c = min{l : ||nu_[1:l]||_2 >= c} and ||nu_[1:lambda_c]||_1, for 0 < c < 1.
+        """lambda_c = min{l : ||nu_[1:l]||_2 >= c} and ||nu_[1:lambda_c]||_1, for 0 < c <= 1.
 
         Differs from [Beliaev22]: lambda_c < d is not true (two equal nu and c = 0.9 give 2), so it may be d.
         """
-        if not 0 < c < 1:
-            raise ValueError(f"c must lie between 0 and 1, got {c}")
         total = _power_sum(self.d, 2 * self.decay)
         below, length = 0, self.d
         while length - below > 1:
@@ -113,22 +102,22 @@ class PowerLaw:
         return length, _power_sum(length, self.decay) / math.sqrt(total)
 
 
-def log_k_trunc_bound(nu: PowerLaw, eps: float, *, constant: LemmaConstant = 2) -> float:
+def log_k_trunc_bound(nu: PowerLaw, eps: float) -> float:
     """Natural logarithm of a lower bound on k_trunc(eps), what truncation with k = m tolerates; -inf where it is 0.
 
-    k_trunc(e + sqrt(2 / log d)) >= floor(q(e) ||nu_[1:lambda_c(e)]||_1 / (2 constant log d))
-    ([Beliaev22] appendix B, eq. on k_trunc), here with e = eps - sqrt(2 / log d).
+    k_trunc(e + sqrt(2 / log d)) >= floor(q(e) ||nu_[1:lambda_c(e)]||_1 / (4 log d)),  e = eps - sqrt(2 / log d)
+    ([Beliaev22] appendix B, eq. on k_trunc, where 16 stands for 4: see `upper_bound`)
     """
     log_d = math.log(nu.d)
     inner = eps - math.sqrt(2 / log_d)
-    return _log_floor(math.log(q_of_eps(inner) * nu.prefix(c_of_eps(inner))[1] / (2 * constant * log_d)))
+    return _log_floor(math.log(q_of_eps(inner) * nu.prefix(c_of_eps(inner))[1] / (4 * log_d)))
 
 
 def log_k_opt_bound(nu: PowerLaw, eps: float) -> float:
     """Natural logarithm of an upper bound on k_opt(eps), what the best classifier of all tolerates; -inf where it is 0.
 
-    k_opt(e - 1 / log d) <= floor(||nu_[1:lambda_c(e)]||_1 log d)     ([Beliaev22] appendix B, Lemma on k_opt),
-    here with e = eps + 1 / log d.
+    k_opt(e - 1 / log d) <= floor(||nu_[1:lambda_c(e)]||_1 log d),  e = eps + 1 / log d
+    ([Beliaev22] appendix B, Lemma on k_opt)
 
     Differs from [Beliaev22]: the text calls it a lower bound.
     """
@@ -142,13 +131,13 @@ def c1(d: int) -> float:
     return 1 / log_d + math.sqrt(2 / log_d)
 
 
-def c2(eps: float, d: int, *, constant: LemmaConstant = 2) -> float:
-    """(2 log log d - log(q(eps - sqrt(2 / log d)) / (2 constant))) / log d, what Theorem 2 subtracts from alpha_opt.
+def c2(eps: float, d: int) -> float:
+    """(2 log log d - log(q(eps - sqrt(2 / log d)) / 4)) / log d, what Theorem 2 subtracts from alpha_opt.
 
     alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2,  alpha = log_d k     ([Beliaev22] Theorem 2)
     """
     log_d = math.log(check_count("d", d, 2))
-    return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / (2 * constant))) / log_d
+    return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / 4)) / log_d
 
 
 def theorem_range(d: int) -> tuple[float, float]:
@@ -176,7 +165,7 @@ def _rest(nu: Floats) -> Floats:
 
 
 def _exceeding(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
-    """P(sum of the first l events > m) for every l = 0..d and each m, exactly: lengths, ``(d + 1, budgets)``."""
+    """Every l = 0..d, and P(sum of the first l events > m) for each l and m, exactly: ``(d + 1, budgets)``."""
     most = int(min(budgets.max(initial=0), len(chances)))
     at = np.minimum(budgets, most)
     # pmf[j] = P(j events so far); what passes `most` leaves it, and 1 - cdf counts it.
@@ -193,7 +182,7 @@ def _exceeding(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
 
 
 def _exceeding_bound(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
-    """Upper bounds on P(sum of the first l events > m) for some l and each m: lengths, ``(lengths, budgets)``."""
+    """Some l, and upper bounds on P(sum of the first l events > m) for each l and m: ``(lengths, budgets)``."""
     half, d = _PREFIXES // 2, len(chances)
     # Even steps for flat nu, growing ones for steep nu, where short prefixes hide most.
     lengths = np.unique(np.append(np.linspace(1, d, half), np.geomspace(1, d, half)).astype(int))
@@ -205,7 +194,7 @@ def _exceeding_bound(chances: Floats, budgets: Ints) -> tuple[Ints, Floats]:
 
 
 def _power_sum(n: int, exponent: float) -> float:
-    """sum_{i=1}^n i ** -exponent."""
+    """sum_{i=1}^n i ** -exponent, beyond i = 1,000 by Euler and Maclaurin's formula, to 12 digits."""
     first = min(n, 1_000)
     total = float((np.arange(1.0, first + 1) ** -exponent).sum())
     if n == first:

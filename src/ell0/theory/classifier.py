@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import combinations
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,16 +19,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..common import check_count
-from .arrays import Bools, Floats, Ints
+from .arrays import Floats, Ints
 from .solver import Additions, Problem, duel_terms, logistic, solve
-from .worst_case import Game, Slots, parts, slot_width, truncated
+from .worst_case import Game, parts, truncated
 
 ROUNDS = 5
 """How often the convex part is solved again where the problem is a difference of convex functions."""
-
 ROUND_TOL = 1e-2
 """Relative gap of each round: the rounds move further than this."""
-
 HELD_OUT = 0.2
 """Share of the rows on which the best round is chosen."""
 
@@ -44,12 +42,11 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         L_m(v) = sum(v) - top_{k+m}(v) - bottom_{k-m}(v),   the lowest T_k that m <= k changes of any size can reach
         F(w, b) = mean_i log(1 + exp(-(L_m(y_i w * x_i) + y_i b))) + alpha/2 (|w|^2 + b^2)
 
-    ([Beliaev22] eq. 3-5; two classes, y in {-1, 1}.) For budget = k there is no bottom term, F is convex, and it is
-    solved to a relative duality gap ``tol``, kept in ``gap_``. For budget < k, bottom_{k-m} is replaced by its terms at
-    the last weights, starting from plain logistic regression, and the best round on held-out rows is kept; ``gap_`` is
-    then NaN. More than two classes: weights W (classes, d), and class a beats class b where
-    T_k((W_a - W_b) * x) + b_a - b_b > 0; the loss is log(1 + sum of exp(-L_m) over the rivals of the row's class), and
-    the answer is the class whose closest duel goes best.
+    ([Beliaev22] eq. 3-5; two classes, y in {-1, 1}.) For budget = k, F is convex and solved to a relative duality gap
+    ``tol``. For budget < k, bottom_{k-m} is replaced by its terms at the last weights, starting from plain logistic
+    regression, and the best round on held-out rows is kept. More than two classes: weights W (classes, d), and class a
+    beats class b where T_k((W_a - W_b) * x) + b_a - b_b > 0; the loss is log(1 + sum of exp(-L_m) over the rivals of
+    the row's class), and the answer is the class whose closest duel goes best.
 
     Differs from [Beliaev22]: k may be larger than the budget, which at finite d is far better. A layer of the paper's
     network would compare T_k(W_a * x) with T_k(W_b * x), whose joint worst case has no closed form.
@@ -66,11 +63,10 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         tol: relative duality gap.
         random_state: seed of the held-out rows, for budget < k.
 
-    Attributes: ``classes_``, ``coef_`` (1 or classes, d), ``intercept_``, ``gap_``, ``objective_`` (F at the weights,
-    or an upper bound within the gap), ``n_iter_``, ``budget_``, ``n_features_in_``.
+    Attributes: ``classes_``, ``coef_`` (1 or classes, d), ``intercept_``, ``gap_`` (NaN for budget < k),
+    ``objective_`` (F at the weights, or an upper bound within the gap), ``n_iter_``, ``budget_``, ``n_features_in_``.
 
-    `fit` raises `NotAttainableError`, a ValueError, if no weights do better than a constant answer, to within tol: a
-    fitted classifier that withstands nothing would read as robustness.
+    `fit` raises `NotAttainableError`, a ValueError, if no weights do better than a constant answer, to within tol.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = self.features == "add"
         return tags
 
     classes_: NDArray[Any]
@@ -103,15 +99,13 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     intercept_: Floats
 
     def fit(self, X: Any, y: Any) -> Self:
-        """X: ``(n, d)``, dense or sparse.  y: ``(n,)``, two classes or more."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        """X: ``(n, d)``, with ``"add"`` also sparse.  y: ``(n,)``, two classes or more."""
+        X, y = validate_data(self, X, y, **self._accepted())
         check_classification_targets(y)
-        self._check_settings()
         self.classes_, label = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got one class, {self.classes_[0]!r}")
-        self.attacked_ = self._check_attacked()
-        self.budget_ = self._check_budget(self.k if self.budget is None else self.budget)
+        self._check_settings()
         x = self._rows(X)
         if self.features == "add" or self.budget_ == self.k:
             self._solve(self._problem(x, label), tol=self.tol)
@@ -132,20 +126,22 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     def decision_function(self, X: Any) -> Floats:
         """f ``(n,)``, positive for ``classes_[1]``; with more classes the closest duel of each, ``(n, classes)``."""
         x = self._fitted_rows(X)
-        if len(self.classes_) == 2:
-            return np.asarray(self._sums(x, self.coef_[0]) + self.intercept_[0])
         closest = np.full((x.shape[0], len(self.classes_)), np.inf)
-        for a in range(len(self.classes_)):
-            for b in range(a):
-                duel = self._sums(x, self.coef_[a] - self.coef_[b]) + self.intercept_[a] - self.intercept_[b]
-                closest[:, a] = np.minimum(closest[:, a], duel)
-                closest[:, b] = np.minimum(closest[:, b], -duel)
-        return closest
+        for part in parts(*x.shape):
+            rows = x[part].toarray()
+            if len(self.classes_) == 2:
+                closest[part, 1] = truncated(rows * self.coef_[0], self.k) + self.intercept_[0]
+            for a, b in combinations(range(len(self.coef_)), 2):
+                sums = truncated(rows * (self.coef_[b] - self.coef_[a]), self.k)
+                duel = sums + self.intercept_[b] - self.intercept_[a]
+                closest[part, b] = np.minimum(closest[part, b], duel)
+                closest[part, a] = np.minimum(closest[part, a], -duel)
+        return closest[:, 1] if len(self.classes_) == 2 else closest
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The class of each row: ``(n,)``."""
-        answers = self._answers(X)
-        return self.classes_[answers]
+        score = self.decision_function(X)
+        return np.asarray(self.classes_[(score > 0).astype(np.int64) if score.ndim == 1 else score.argmax(1)])
 
     def worst_case_margin(self, X: Any, y: Any, budget: int | None = None) -> Floats:
         """The lowest margin of the true class that ``budget`` changes can reach, exactly: ``(n,)``.
@@ -154,8 +150,10 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         Rows of a class that is not attacked stay as they are. budget: None: the one trained for; any value, more than
         k: -inf.
         """
-        x = self._fitted_rows(X)
-        label = self._labels(y, x.shape[0])
+        x, y = self._fitted_rows(X), np.asarray(y)
+        if y.shape != x.shape[:1] or not np.isin(y, self.classes_).all():
+            raise ValueError(f"y must be ({x.shape[0]},) of the classes {self.classes_.tolist()}, got shape {y.shape}")
+        label = np.searchsorted(self.classes_, y)
         budget = self.budget_ if budget is None else check_count("budget", budget, 0)
         return np.asarray(self._duels(x, label, budget).min(1))
 
@@ -166,17 +164,14 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         change can alter the answer. The rows of every class count as attacked.
         """
         x = self._fitted_rows(X)
-        label = self._answers(X)
+        label = np.searchsorted(self.classes_, self.predict(X))
         out = np.full(x.shape[0], x.shape[1])
-        for own in range(len(self.classes_)):
-            of_own = np.flatnonzero(label == own)
-            for part, game in self._games(x[of_own]):
-                for weight, intercept in self._rivals(own):
-                    at_most = game(weight).radius(intercept, self.k, x.shape[1])
-                    out[of_own[part]] = np.minimum(out[of_own[part]], np.maximum(at_most, 0))
+        for rows, _, game, intercept in self._games(x, label):
+            out[rows] = np.minimum(out[rows], np.maximum(game.radius(intercept, self.k), 0))
         return out
 
     def _check_settings(self) -> None:
+        """Sets ``attacked_`` ``(classes,)`` and ``budget_``, or raises ValueError."""
         check_count("max_iter", self.max_iter)
         for name, value in (("alpha", self.alpha), ("tol", self.tol)):
             if not (isinstance(value, int | float | np.number) and np.isfinite(value) and value > 0):
@@ -189,28 +184,23 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
             raise ValueError(f'k must be 0 with features="add", got k={self.k}')
         if self.attacked is not None and self.features != "add":
             raise ValueError(f'attacked must be None unless features="add", got {self.attacked!r}')
-
-    def _check_attacked(self) -> Bools:
-        """True at the classes that are attacked: ``(classes,)``."""
-        if self.attacked is None:
-            return np.ones(len(self.classes_), bool)
-        attacked = np.unique(np.asarray(self.attacked))
+        attacked = self.classes_ if self.attacked is None else np.unique(np.asarray(self.attacked))
         if not attacked.size or not np.isin(attacked, self.classes_).all():
             raise ValueError(f"attacked must be labels among {self.classes_.tolist()}, got {self.attacked!r}")
-        return np.isin(self.classes_, attacked)
-
-    def _check_budget(self, budget: int) -> int:
-        budget = check_count("budget", budget, 0)
-        if self.features == "any" and budget > self.k:
+        self.attacked_ = np.isin(self.classes_, attacked)
+        self.budget_ = self.k if self.budget is None else check_count("budget", self.budget, 0)
+        if self.features == "any" and self.budget_ > self.k:
             raise ValueError(
                 f"budget must be at most k: more than k changes of any value break every truncated sum, "
-                f"got budget={budget} with k={self.k}"
+                f"got budget={self.budget_} with k={self.k}"
             )
-        return budget
+
+    def _accepted(self) -> dict[str, Any]:
+        return {"accept_sparse": "csr" if self.features == "add" else False, "dtype": np.float64}
 
     def _fitted_rows(self, X: Any) -> sparse.csr_matrix:
         check_is_fitted(self, "coef_")
-        return self._rows(validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False))
+        return self._rows(validate_data(self, X, **self._accepted(), reset=False))
 
     def _rows(self, X: Any) -> sparse.csr_matrix:
         """CSR of the nonzeros alone; raises ValueError where values must be 0 or 1 and are not."""
@@ -221,55 +211,34 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
             raise ValueError(f'X must be in {{0, 1}} with features="add", got {x.data[x.data != 1][0]}')
         return x
 
-    def _labels(self, y: Any, n: int) -> Ints:
-        y = np.asarray(y)
-        if y.shape != (n,) or not np.isin(y, self.classes_).all():
-            raise ValueError(f"y must be ({n},) of the classes {self.classes_.tolist()}, got shape {y.shape}")
-        return np.asarray(np.searchsorted(self.classes_, y))
-
-    def _answers(self, X: Any) -> Ints:
-        score = self.decision_function(X)
-        return (score > 0).astype(np.int64) if score.ndim == 1 else score.argmax(1).astype(np.int64)
-
-    def _rivals(self, own: int) -> Iterator[tuple[Floats, float]]:
-        """Weights and intercept of each duel of one class."""
-        for contrast in _contrasts(len(self.classes_))[own]:
-            yield contrast @ self.coef_, float(contrast @ self.intercept_)
-
-    def _sums(self, x: sparse.csr_matrix, weight: Floats) -> Floats:
-        """T_k(w * x) of each row: ``(n,)``."""
-        out = np.empty(x.shape[0])
-        for part in parts(x.shape[0], slot_width(x, self.k)):
-            out[part] = truncated(Slots.of(x[part], self.k).terms(weight), self.k)
-        return out
-
-    def _games(self, x: sparse.csr_matrix) -> Iterator[tuple[slice, Callable[[Floats], Game]]]:
-        """Parts of the rows, each with the attacker's choices as a function of the weight."""
-        d, add_only = x.shape[1], self.features == "add"
-        for part in parts(x.shape[0], d if add_only else min(d, slot_width(x, self.k))):
-            yield part, partial(Game.additions, x[part].toarray()) if add_only else Slots.of(x[part], self.k).game
+    def _games(self, x: sparse.csr_matrix, label: Ints) -> Iterator[tuple[Ints, int, Game, float]]:
+        """The attacker's choices against each rival: rows of one class, rival, game, intercept."""
+        for own, contrasts in enumerate(_contrasts(len(self.classes_))):
+            of_own = np.flatnonzero(label == own)
+            for part in parts(len(of_own), x.shape[1]):
+                rows = x[of_own[part]].toarray()
+                for rival, contrast in enumerate(contrasts):
+                    game = Game.of(rows, contrast @ self.coef_, add_only=self.features == "add")
+                    yield of_own[part], rival, game, float(contrast @ self.intercept_)
 
     def _duels(self, x: sparse.csr_matrix, label: Ints, budget: int) -> Floats:
         """The lowest margin against each rival: ``(n, classes - 1)``."""
         out = np.empty((x.shape[0], len(self.classes_) - 1))
-        for own in range(len(self.classes_)):
-            of_own = np.flatnonzero(label == own)
-            allowed = budget if self.attacked_[own] else 0
-            for part, game in self._games(x[of_own]):
-                for r, (weight, intercept) in enumerate(self._rivals(own)):
-                    out[of_own[part], r] = game(weight).value(allowed, self.k) + intercept
+        allowed = np.where(self.attacked_[label], budget, 0)[:, None]
+        for rows, rival, game, intercept in self._games(x, label):
+            out[rows, rival] = game.value(allowed[rows], self.k) + intercept
         return out
 
     def _problem(self, x: sparse.csr_matrix, label: Ints) -> Problem:
         """The convex problem that takes no term out at the bottom."""
-        problem = Problem(x, Slots.of(x, self.k), _contrasts(len(self.classes_))[label], self.alpha, top=0)
+        contrast = _contrasts(len(self.classes_))[label]
         if self.features == "any":
-            return replace(problem, top=self.k + self.budget_)
+            return Problem(x, contrast, self.alpha, top=self.k + self.budget_)
         additions = []
         for own in np.flatnonzero(self.attacked_ & (self.budget_ > 0)):
             rows = np.flatnonzero(label == own)
             additions += [Additions(rows, r, self.budget_, x[rows]) for r in range(len(self.classes_) - 1)]
-        return replace(problem, additions=tuple(additions))
+        return Problem(x, contrast, self.alpha, additions=tuple(additions))
 
     def _solve(self, problem: Problem, *, tol: float, start: Floats | None = None) -> Floats:
         """Solve a convex problem and take its weights, ``gap_``, ``objective_`` and ``n_iter_``."""
@@ -284,11 +253,8 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
                 ConvergenceWarning,
                 stacklevel=4,
             )
-        return self._take(found.params)
-
-    def _take(self, params: Floats) -> Floats:
-        self.coef_, self.intercept_ = params[:, :-1].copy(), params[:, -1].copy()
-        return params
+        self.coef_, self.intercept_ = found.params[:, :-1].copy(), found.params[:, -1].copy()
+        return found.params
 
     def _solve_in_rounds(self, x: sparse.csr_matrix, label: Ints) -> float:
         """A difference of convex functions: linearise at the last weights, solve, and keep the best on held-out rows.
@@ -313,7 +279,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
                 params = self._solve(self._linearised(problem), tol=ROUND_TOL, start=params)
                 spent += self.n_iter_
         _, self.objective_, best = max(rounds, key=lambda one: one[0])
-        self._take(best)
+        self.coef_, self.intercept_ = best[:, :-1].copy(), best[:, -1].copy()
         self.gap_, self.n_iter_ = np.nan, spent
         return min(loss for _, loss, _ in rounds)
 

@@ -28,6 +28,8 @@ the clips that 64 rows chose had an error up to 0.02 above the best clip's, thos
 _KS, _CLIPS = 12, 10
 """Candidates: the error is flat around the best, and neighbours of such a grid differ by less than the precision."""
 _OVER_K_D, _OVER_K_BUDGETS, _OVER_K_ROWS = 784, (1, 5, 10), 1_000
+_EPS = 0.45
+"""Robust error at which the exponents of Theorem 2 are taken."""
 _LOG10_D = (10, 11, 12, 13, 14, 16, 18, 20, 25, 30, 40, 50, 70, 100, 140, 200, 300)
 
 
@@ -36,7 +38,6 @@ def figures(
     decays: Sequence[float] = DECAYS,
     *,
     precision: float = 0.03,
-    eps: float = 0.45,
     seed: int = 0,
     command: str = "",
     progress: Progress = silent,
@@ -47,7 +48,6 @@ def figures(
         dimensions: each at least 10.  decays: of nu_i ~ i ** -decay, 0 to 10.
         precision: target half-width of the 95 % intervals, from 0.001. A pilot says how many rows that takes, so an
             interval may come out somewhat wider. The pilot also chooses k and clip; fresh rows measure their errors.
-        eps: the robust error of the exponents, between Phibar(1) + c1 and 1/2 at d = 10**300.
     """
     check_distinct("dimensions", dimensions)
     for d in dimensions:
@@ -59,9 +59,6 @@ def figures(
     check_count("seed", seed, 0)
     if not 0.001 <= precision < 0.5:
         raise ValueError(f"precision must lie between 0.001 and 0.5, got {precision}")
-    lowest, highest = theorem_range(10 ** _LOG10_D[-1])
-    if not lowest < eps < highest:
-        raise ValueError(f"eps must lie between {lowest:.3f} and {highest} for d = 10**{_LOG10_D[-1]}, got {eps}")
     started = time.perf_counter()
     results = Results.here("theory", command, seeds=[seed], device="cpu")
     rng = np.random.default_rng(seed)
@@ -73,7 +70,7 @@ def figures(
             done += 1
         progress(Step("figures", done, total, f"robust error over k, d = {_OVER_K_D}, nu_i ~ i ** -{decay:g}"))
         _over_k(results, decay, rng)
-        _exponents(results, decay, eps)
+        _exponents(results, decay)
         done += 1
     results.seconds = time.perf_counter() - started
     return results
@@ -87,12 +84,17 @@ def _over_budget(results: Results, d: int, decay: float, precision: float, rng: 
     # Up to sqrt d, around which every classifier fails.
     most = math.isqrt(d)
     budgets = [step * 10**power for power in range(len(str(most))) for step in _STEPS if step * 10**power <= most]
-    ks, clips = sorted({*budgets, *_k_grid(d, _KS)}), _clip_grid(mixture)
+    # From a tenth of the smallest to thrice the largest standard deviation of the products.
+    scale = np.abs(mixture.mu)
+    clips = np.geomspace(scale.min() / 10, scale.max() * 3, _CLIPS).tolist()
     cheap = max(_PILOT, min(_MOST_PILOT, _PILOT_NUMBERS // d))
+    ks = sorted({*budgets, *_k_grid(d, _KS)})
     pilot = robust_errors(mixture, budgets, ks=ks, clips=clips, rows=cheap, rng=rng)
     chosen = [(budget, pilot.best_k(budget), pilot.best_clip(budget)) for budget in budgets]
-    rows = max(_PILOT, *(_rows_for(found, precision) for *_, found in _shown(pilot, chosen)))
-    ks, clips = sorted({*budgets, *(k for _, k, _ in chosen)}), tuple(sorted({clip for *_, clip in chosen}))
+    # Rows that make the intervals as narrow as asked if the pilot's spread is the true one, and a fifth more.
+    narrow = [1.2 * one.n * ((one.high - one.low) / 2 / precision) ** 2 for *_, one in _shown(pilot, chosen)]
+    rows = max(_PILOT, math.ceil(max(narrow)))
+    ks, clips = sorted({*budgets, *(k for _, k, _ in chosen)}), sorted({clip for *_, clip in chosen})
     final = robust_errors(mixture, budgets, ks=ks, clips=clips, rows=rows, rng=rng)
     for name, budget, value, found in _shown(final, chosen):
         detail = {"clip" if name == CLIPPED else "k": value}
@@ -108,23 +110,12 @@ def _k_grid(d: int, points: int) -> list[int]:
     return sorted({1, last, *np.geomspace(1, last, points).round().astype(int).tolist()})
 
 
-def _clip_grid(mixture: Mixture) -> tuple[float, ...]:
-    """Clips worth trying: from a tenth of the smallest to thrice the largest standard deviation of the products."""
-    scale = np.abs(mixture.mu)
-    return tuple(np.geomspace(scale.min() / 10, scale.max() * 3, _CLIPS).tolist())
-
-
 def _shown(errors: RobustErrors, chosen: Sequence[tuple[int, int, float]]) -> Iterator[tuple[str, int, float, Figure]]:
     """The three figures of each budget: classifier, budget, its k or clip, robust error."""
     for budget, k, clip in chosen:
         yield EQUAL, budget, budget, errors.truncated(budget, budget)
         yield CHOSEN, budget, k, errors.truncated(k, budget)
         yield CLIPPED, budget, clip, errors.clipped(clip, budget)
-
-
-def _rows_for(found: Figure, precision: float) -> int:
-    """Rows that make the interval as narrow as asked, if the pilot's spread is the true one; a fifth more in case."""
-    return math.ceil(1.2 * found.n * ((found.high - found.low) / 2 / precision) ** 2)
 
 
 def _over_k(results: Results, decay: float, rng: np.random.Generator) -> None:
@@ -138,16 +129,16 @@ def _over_k(results: Results, decay: float, rng: np.random.Generator) -> None:
                 results.add(found, what="robust_error_over_k", d=_OVER_K_D, decay=decay, budget=budget, k=k)
 
 
-def _exponents(results: Results, decay: float, eps: float) -> None:
+def _exponents(results: Results, decay: float) -> None:
     """alpha = log_d k of Theorem 2 where it applies: alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2."""
     for log10_d in _LOG10_D:
         nu = PowerLaw(10**log10_d, decay)
         log_d = math.log(nu.d)
-        setting = {"log10_d": log10_d, "decay": decay, "eps": eps}
+        setting = {"log10_d": log10_d, "decay": decay, "eps": _EPS}
         results.add(c1(nu.d), what="c1", **setting)
-        if eps <= theorem_range(nu.d)[0]:
+        if theorem_range(nu.d)[0] >= _EPS:
             continue
-        results.add(c2(eps, nu.d), what="c2", **setting)
-        results.add(log_k_trunc_bound(nu, eps) / log_d, what="alpha_trunc_bound", **setting)
-        if eps + 1 / log_d < 0.5:
-            results.add(log_k_opt_bound(nu, eps) / log_d, what="alpha_opt_bound", **setting)
+        results.add(c2(_EPS, nu.d), what="c2", **setting)
+        results.add(log_k_trunc_bound(nu, _EPS) / log_d, what="alpha_trunc_bound", **setting)
+        if _EPS + 1 / log_d < 0.5:
+            results.add(log_k_opt_bound(nu, _EPS) / log_d, what="alpha_opt_bound", **setting)

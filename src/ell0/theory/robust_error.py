@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtrit
 
 from ..common import check_count
@@ -28,7 +27,6 @@ from .mixture import Mixture, check_budgets, check_k
 _CHUNK = 2**20
 """Numbers sorted at a time: rows of them fit the cache, and d = 1e6 costs a few tens of MB."""
 _CHUNK_ROWS = 256
-"""Rows at a time at most: each has a chance for every setting and budget."""
 _BISECTIONS = 32
 _REACH = 17.0
 """How far t* is looked for from t, in units of s: with both beyond 8.5, Phi is 0 or 1 to the last digit."""
@@ -42,8 +40,7 @@ Shifts = Callable[[Floats, float], Floats]
 class RobustErrors:
     """Robust errors of many classifiers under many budgets, all from the same n rows.
 
-    settings: the ks of the truncated classifiers, then the clips of the others.
-    value, low, high: ``(settings, budgets)``, the estimates and their 95 % intervals.
+    value, low, high: ``(ks and clips, budgets)``, the estimates and their 95 % intervals.
     """
 
     ks: tuple[int, ...]
@@ -55,11 +52,11 @@ class RobustErrors:
     high: Floats
 
     def truncated(self, k: int, budget: int) -> Figure:
-        """The robust error of the k-truncated classifier under a budget."""
+        """The robust error of the k-truncated classifier."""
         return self._at(self.ks.index(k), budget)
 
     def clipped(self, clip: float, budget: int) -> Figure:
-        """The robust error of a clipped classifier under a budget."""
+        """The robust error of a clipped classifier."""
         return self._at(len(self.ks) + self.clips.index(clip), budget)
 
     def best_k(self, budget: int) -> int:
@@ -67,7 +64,7 @@ class RobustErrors:
         return self.ks[int(self.value[: len(self.ks), self.budgets.index(budget)].argmin())]
 
     def best_clip(self, budget: int) -> float:
-        """The clip of the lowest estimate, the first at ties: quote its error from fresh rows, not from these."""
+        """As `best_k`."""
         return self.clips[int(self.value[len(self.ks) :, self.budgets.index(budget)].argmin())]
 
     def _at(self, setting: int, budget: int) -> Figure:
@@ -81,22 +78,20 @@ def robust_errors(
     *,
     ks: Sequence[int] = (),
     clips: Sequence[float] = (),
-    weight: ArrayLike | None = None,
     rows: int = 1_000,
     rng: np.random.Generator,
 ) -> RobustErrors:
-    """Robust errors of truncated and clipped (Huber) classifiers, for every k or clip c and every budget m.
+    """Robust errors of truncated and clipped (Huber) Bayes classifiers, for every k or clip c and every budget m.
 
     sign <w, x>_k:                      P(sum of v without its k + m largest and k - m smallest terms <= 0)
     sign sum_i clip(w_i x_i, -c, c):    P(sum of clip(v_i, -c, c) over all but the m largest - m c <= 0)
 
-    with v = w * (mu + z). Each sum is the least margin over all changes of at most m coordinates by any amount, and is
-    attained. Truncation with k < m always loses: these errors are 1, without an interval. Clipping needs no sort to
-    classify, and withstands any budget below d / 2.
+    with w = mu and v = w * (mu + z). Each sum is the least margin over all changes of at most m coordinates by any
+    amount, and is attained. Truncation with k < m always loses: these errors are 1, without an interval. Clipping needs
+    no sort to classify, and withstands any budget below d / 2.
 
     Args:
         budgets: m, below d / 2 with clips.  ks: each ``0 <= 2k < d``.  clips: c > 0.
-        weight: ``(d,)`` without zeros (leave a coordinate of weight 0 out of the mixture); None is the Bayes weight.
         rows: Monte Carlo rows, at least 2.
     """
     m = check_budgets(budgets)
@@ -112,7 +107,7 @@ def robust_errors(
         raise ValueError("ks or clips must be given, got neither")
     shape = len(each_k) + len(each_clip), len(m)
     n, mean, squares = 0, np.zeros(shape), np.zeros(shape)
-    for n, chance in enumerate(_chances(mixture, weight, rows, rng, shifts), start=1):
+    for n, chance in enumerate(_chances(mixture, rows, rng, shifts), start=1):
         step = chance - mean
         mean += step / n
         squares += step * (chance - mean)
@@ -166,12 +161,10 @@ def _clipped_shifts(d: int, budgets: Ints, clips: tuple[float, ...]) -> Shifts:
     return lambda v, spread: np.stack([shift(row, spread) for row in v])
 
 
-def _chances(
-    mixture: Mixture, weight: ArrayLike | None, rows: int, rng: np.random.Generator, shifts: Sequence[Shifts]
-) -> Iterator[Floats]:
+def _chances(mixture: Mixture, rows: int, rng: np.random.Generator, shifts: Sequence[Shifts]) -> Iterator[Floats]:
     """For each row the chance of an error given v - t: ``(settings, budgets)``."""
     check_count("rows", rows, 2)
-    w = mixture.weight(weight)
+    w = mixture.mu
     # t = <share, v - E v> is the generalised least squares estimate of a common shift of v = w * (mu + z).
     precision = 1 / w / w
     share, spread = precision / precision.sum(), 1 / math.sqrt(precision.sum())

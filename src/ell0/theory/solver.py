@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,27 +28,21 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
 from .arrays import Bools, Floats, Ints
-from .worst_case import Slots
 
 MU = 0.1
 """The first smoothing. F is at most log(1 + rivals), so this is coarse."""
-
 ITERATIONS = 120
 """L-BFGS iterations between two looks at the gap; each look forgets the curvature it has learnt."""
-
 SMOOTHING = 0.8
 """Share of the gap that may be the smoothing's before it is made smaller."""
-
 REMEMBERED = 80
 """Dual points that a lower bound is mixed from."""
 
 
-@dataclass(frozen=True, eq=False)
-class Additions:
-    """What may be added to rows of one label, against one rival.
+class Additions(NamedTuple):
+    """What may be added to rows ``(r,)`` of one label, against one rival.
 
-    rows: ``(r,)``.  budget: additions that the attacker may make, at least 1.
-    present: ``(r, d)`` CSR, nonzero where a feature is there already.
+    budget: at least 1.  present: ``(r, d)``, nonzero where a feature is there already.
     """
 
     rows: Ints
@@ -56,26 +50,19 @@ class Additions:
     budget: int
     present: sparse.csr_matrix
 
-    @cached_property
-    def present_row(self) -> Ints:
-        """The row of each entry of ``present``."""
-        return np.repeat(np.arange(len(self.rows)), np.diff(self.present.indptr))
-
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A convex problem of the form above.
 
-    x: ``(n, d)``, and the same rows as ``slots``.  contrast: ``(n, rivals, outputs)``, which rows of the weight a
-    rival's margin is the sum of.  top: terms that leave at the top.
-    keep: ``(n, rivals, width)`` bool, terms of the linear part; None: all.
+    x: ``(n, d)``.  contrast: ``(n, rivals, outputs)``, which rows of the weight a rival's margin is the sum of.
+    top: terms that leave at the top.  keep: ``(n, rivals, d)``, terms of the linear part; None: all.
     """
 
     x: sparse.csr_matrix
-    slots: Slots
     contrast: Floats
     alpha: float
-    top: int
+    top: int = 0
     keep: Bools | None = None
     additions: tuple[Additions, ...] = ()
 
@@ -84,9 +71,13 @@ class Problem:
         """Whether every term stays: the sums are then one product of the rows and the weights."""
         return self.top == 0 and self.keep is None
 
+    @cached_property
+    def dense(self) -> Floats:
+        """The rows, each for all outputs: ``(n, 1, d)``."""
+        return np.asarray(self.x.toarray()[:, None])
 
-@dataclass(frozen=True, eq=False)
-class Dual:
+
+class Dual(NamedTuple):
     """A point of the dual: mean H(theta), and the gradient of the loss without the penalty ``(outputs, d + 1)``."""
 
     entropy: float
@@ -106,22 +97,17 @@ class SmoothedValue(NamedTuple):
     dual: Dual
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """params: ``(outputs, d + 1)``, intercept last.  upper, lower: what F is at most there, and at least anywhere."""
+class Solution(NamedTuple):
+    """params: ``(outputs, d + 1)``, intercept last.  upper: what F is at most there.  gap: relative to upper."""
 
     params: Floats
     upper: float
-    lower: float
+    gap: float
     iterations: int
-
-    @property
-    def gap(self) -> float:
-        return max((self.upper - self.lower) / self.upper, 0.0)
 
 
 def solve(problem: Problem, start: Floats, *, tol: float, max_iter: int) -> Solution:
-    """Weights with (upper - lower) <= tol * upper, or the best of ``max_iter`` iterations."""
+    """Weights with a gap of at most tol, or the best of ``max_iter`` iterations."""
     seen: deque[Dual] = deque(maxlen=REMEMBERED)
 
     def flat(params: Floats, mu: float) -> tuple[float, Floats]:
@@ -129,21 +115,22 @@ def solve(problem: Problem, start: Floats, *, tol: float, max_iter: int) -> Solu
         seen.append(point.dual)
         return point.value, point.gradient.ravel()
 
-    best = Solution(start, np.inf, -np.inf, 0)
-    params, mu, spent = start, MU, 0
+    params = best = start
+    upper, lower, mu, spent = np.inf, -np.inf, MU, 0
     while True:
         point = evaluate(problem, params, mu)
-        if point.upper < best.upper:
-            best = replace(best, params=params, upper=point.upper)
+        if point.upper < upper:
+            best, upper = params, point.upper
         mixture = mixed([*seen, point.dual], problem.alpha)
         seen.append(mixture)
-        best = replace(best, lower=max(best.lower, mixture.value(problem.alpha)), iterations=spent)
-        if best.gap <= tol or spent >= max_iter:
-            return best
-        if spent and point.upper - point.value > SMOOTHING * (best.upper - best.lower):
+        lower = max(lower, mixture.value(problem.alpha))
+        gap = max((upper - lower) / upper, 0.0)
+        if gap <= tol or spent >= max_iter:
+            return Solution(best, upper, gap, spent)
+        if spent and point.upper - point.value > SMOOTHING * (upper - lower):
             mu /= 4
         # by strong convexity a gradient this small leaves a tenth of the allowed gap
-        enough = float(np.sqrt(0.2 * problem.alpha * tol * best.upper / params.size))
+        enough = float(np.sqrt(0.2 * problem.alpha * tol * upper / params.size))
         limit = {"maxiter": min(ITERATIONS, max_iter - spent), "maxcor": 60, "ftol": 0.0, "gtol": enough}
         found = minimize(flat, params.ravel(), (mu,), jac=True, method="L-BFGS-B", options=limit)
         if found.nit == 0:
@@ -178,7 +165,7 @@ def mixed(points: Sequence[Dual], alpha: float) -> Dual:
 def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
     """The smoothed objective, its gradient and both bounds. params: ``(outputs, d + 1)``, intercept last."""
     weight, intercept = params[:, :-1], params[:, -1]
-    n, rivals, outputs = problem.contrast.shape
+    n, rivals, _ = problem.contrast.shape
     if problem.whole:
         rho = np.einsum("nro,no->nr", problem.contrast, problem.x @ weight.T)
     else:
@@ -187,10 +174,12 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
         stays = (1.0 if problem.keep is None else problem.keep) - leaves
         rho = (stays * terms).sum(-1) + mu / 2 * (leaves**2).sum(-1)
     count = np.full((n, rivals), float(problem.top))
-    harms = [_AddedHarm(one, problem.contrast, weight, mu) for one in problem.additions]
-    for one, harm in zip(problem.additions, harms, strict=True):
-        rho[one.rows, one.rival] -= harm.value
+    pulls = []
+    for one in problem.additions:
+        harm, pull = _added_harm(one, problem.contrast[one.rows[0], one.rival], weight, mu)
+        rho[one.rows, one.rival] -= harm
         count[one.rows, one.rival] += one.budget
+        pulls.append(pull)
     margin = rho + problem.contrast @ intercept
     theta, value = logistic(margin)
     upper = logistic(margin - mu / 2 * count)[1].mean()
@@ -201,10 +190,10 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
         gradient[:, :-1] = (problem.x.T @ to_outputs.sum(1)).T
     else:
         to_terms = np.matmul(to_outputs.transpose(0, 2, 1), stays)
-        gradient[:, :-1] = (problem.slots.matrix.T @ to_terms.transpose(0, 2, 1).reshape(-1, outputs)).T
+        gradient[:, :-1] = (to_terms * problem.dense).sum(0)
     gradient[:, -1] = to_outputs.sum((0, 1))
-    for one, harm in zip(problem.additions, harms, strict=True):
-        gradient[:, :-1] -= harm.pull(theta[one.rows, one.rival])
+    for one, pull in zip(problem.additions, pulls, strict=True):
+        gradient[:, :-1] -= pull(theta[one.rows, one.rival])
     gradient /= n
 
     rest = 1 - theta.sum(1)
@@ -215,9 +204,8 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
 
 
 def duel_terms(problem: Problem, weight: Floats) -> Floats:
-    """The terms of each row against each rival: ``(n, rivals, width)``. weight: ``(outputs, d)``."""
-    per_output = (problem.slots.matrix @ weight.T).reshape(*problem.slots.feature.shape, -1)
-    return np.asarray(np.matmul(problem.contrast, per_output.transpose(0, 2, 1)))
+    """The terms of each row against each rival: ``(n, rivals, d)``. weight: ``(outputs, d)``."""
+    return np.asarray(problem.contrast @ (problem.dense * weight))
 
 
 def logistic(margin: Floats) -> tuple[Floats, Floats]:
@@ -271,69 +259,71 @@ def bracketed(
     return t
 
 
-class _AddedHarm:
+def _added_harm(
+    additions: Additions, contrast: Floats, weight: Floats, mu: float
+) -> tuple[Floats, Callable[[Floats], Floats]]:
     """The smoothed most that additions take from the sums of some rows: max <p, a> - mu/2 |p|^2, sum p <= budget.
 
     a = -w. p_ij = clip((a_j - t_i) / mu, 0, 1) for every absent feature, with one t_i >= 0 a row: sums over all
     features come from prefix sums of the sorted a, minus those of the present ones.
 
-    value: ``(r,)``.
+    Returns it, ``(r,)``, and a function that lays the sum of theta_i p_i, theta ``(r,)``, on the weights.
     """
+    harm = -(contrast @ weight)
+    n = len(additions.rows)
+    # at a = 0 and below nothing is added, present or not
+    counts = harm[additions.present.indices] > 0
+    present_row = np.repeat(np.arange(n), np.diff(additions.present.indptr))[counts]
+    present_feature = additions.present.indices[counts]
+    present = harm[present_feature]
+    order = np.argsort(-harm, kind="stable")
+    a = harm[order]
+    sums = _prefix_sums(a, a**2)
 
-    def __init__(self, additions: Additions, contrast: Floats, weight: Floats, mu: float) -> None:
-        self.contrast = contrast[additions.rows[0], additions.rival]
-        self.mu = mu
-        self.a = -(self.contrast @ weight)
-        # at a = 0 and below nothing is added, present or not
-        some = self.a[additions.present.indices] > 0
-        self.present_row, self.present_feature = additions.present_row[some], additions.present.indices[some]
-        present = self.a[self.present_feature]
-        n = len(additions.rows)
-        order = np.argsort(-self.a, kind="stable")
-        a = self.a[order]
-        sums = np.concatenate([np.zeros((2, 1)), [a.cumsum(), (a**2).cumsum()]], 1)
+    def total(t: Floats, rows: Ints) -> tuple[Floats, Ints]:
+        whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
+        place = np.full(n, -1)
+        place[rows] = np.arange(len(rows))
+        of = place[present_row]
+        live = of >= 0
+        of = of[live]
+        share = (present[live] - t[of]) / mu
+        summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu
+        inside = np.bincount(of[(share > 0) & (share < 1)], minlength=len(rows))
+        return summed - np.bincount(of, np.clip(share, 0, 1), len(rows)), some - whole - inside
 
-        def total(t: Floats, rows: Ints) -> tuple[Floats, Ints]:
-            whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
-            place = np.full(n, -1)
-            place[rows] = np.arange(len(rows))
-            of = place[self.present_row]
-            live = of >= 0
-            of = of[live]
-            share = (present[live] - t[of]) / mu
-            summed = whole + (sums[0, some] - sums[0, whole] - (some - whole) * t) / mu
-            inside = np.bincount(of[(share > 0) & (share < 1)], minlength=len(rows))
-            return summed - np.bincount(of, np.clip(share, 0, 1), len(rows)), some - whole - inside
+    rank = np.empty(len(a), np.int64)
+    rank[order] = np.arange(len(a))
 
-        rank = np.empty(len(a), np.int64)
-        rank[order] = np.arange(len(a))
-        place_of_present = rank[self.present_feature]
+    def largest(number: Ints) -> Floats:
+        """The a of this number, counted from 1 downwards, among absent features; 0 where there is none."""
+        place, before = number - 1, number - 2
+        while (place != before).any():
+            passed = np.bincount(present_row[rank[present_feature] <= place[present_row]], minlength=n)
+            place, before = number - 1 + passed, place
+        return np.append(a, 0.0)[np.minimum(place, len(a))]
 
-        def largest(number: Ints) -> Floats:
-            """The a of this number, counted from 1 downwards, among absent features; 0 where there is none."""
-            place, before = number - 1, number - 2
-            while (place != before).any():
-                passed = np.bincount(self.present_row[place_of_present <= place[self.present_row]], minlength=n)
-                place, before = number - 1 + passed, place
-            return np.append(a, 0.0)[np.minimum(place, len(a))]
+    budget = np.full(n, additions.budget)
+    low = np.maximum(largest(budget) - mu, 0)
+    high = np.maximum(largest(budget + 1), 0)
+    high = np.where(total(low, np.arange(n))[0] > budget, high, low)
+    t = bracketed(total, mu, budget.astype(np.float64), low, high)
+    whole, some = np.searchsorted(-a, -t - mu), np.searchsorted(-a, -t)
+    partly = (sums[1, some] - sums[1, whole] - (some - whole) * t**2) / (2 * mu)
+    p_present = np.clip((present - t[present_row]) / mu, 0, 1)
+    of_present = np.bincount(present_row, p_present * present - mu / 2 * p_present**2, n)
 
-        budget = np.full(n, additions.budget)
-        low = np.maximum(largest(budget) - mu, 0)
-        high = np.maximum(largest(budget + 1), 0)
-        high = np.where(total(low, np.arange(len(low)))[0] > budget, high, low)
-        self.t = bracketed(total, mu, budget.astype(np.float64), low, high)
-        whole, some = np.searchsorted(-a, -self.t - mu), np.searchsorted(-a, -self.t)
-        partly = (sums[1, some] - sums[1, whole] - (some - whole) * self.t**2) / (2 * mu)
-        self.p_present = np.clip((present - self.t[self.present_row]) / mu, 0, 1)
-        of_present = np.bincount(self.present_row, self.p_present * present - mu / 2 * self.p_present**2, n)
-        self.value: Floats = sums[0, whole] - whole * mu / 2 + partly - of_present
+    def pull(theta: Floats) -> Floats:
+        rows = np.argsort(t)
+        at = t[rows]
+        sums = _prefix_sums(theta[rows], theta[rows] * at)
+        whole, some = np.searchsorted(at, harm - mu), np.searchsorted(at, harm)
+        on = sums[0, whole] + ((sums[0, some] - sums[0, whole]) * harm - (sums[1, some] - sums[1, whole])) / mu
+        return np.outer(contrast, on - np.bincount(present_feature, theta[present_row] * p_present, len(on)))
 
-    def pull(self, theta: Floats) -> Floats:
-        """Sum of theta_i p_i, laid on the weights: ``(outputs, d)``. theta: ``(r,)``."""
-        order = np.argsort(self.t)
-        t = self.t[order]
-        sums = np.concatenate([np.zeros((2, 1)), [theta[order].cumsum(), (theta[order] * t).cumsum()]], 1)
-        whole, some = np.searchsorted(t, self.a - self.mu), np.searchsorted(t, self.a)
-        on = sums[0, whole] + ((sums[0, some] - sums[0, whole]) * self.a - (sums[1, some] - sums[1, whole])) / self.mu
-        present = np.bincount(self.present_feature, theta[self.present_row] * self.p_present, len(on))
-        return np.outer(self.contrast, on - present)
+    return sums[0, whole] - whole * mu / 2 + partly - of_present, pull
+
+
+def _prefix_sums(*rows: Floats) -> Floats:
+    """Of each row, with 0 first."""
+    return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, 1)], 1)
