@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from ell0 import L0Ball, evaluation, models, recipe, report
+from ell0 import models, recipe, report
 from ell0.cli import main
 from ell0.cli.run import _show
-from ell0.evaluation import Evaluation
 from ell0.recipe import running
 from ell0.recipe.measuring import measure
 from ell0.results import Results
@@ -213,26 +211,6 @@ def test_attack_takes_a_model_of_ones_own(
     assert all(n == 9 for _, _, n in figures[0])
 
 
-def test_a_checkpoint_is_attacked_in_the_scale_it_was_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = {"name": "mlp", "k": 0, "in_features": 64, "hidden": [4], "classes": 10, "clamp": False}
-    card: dict[str, Any] = {"model": words, "data": "digits", "scale": "unit"}
-    path = save_checkpoint(tmp_path / "unit.safetensors", models.mlp(0, in_features=64, hidden=(4,)), card)
-    seen: list[tuple[float, float, float, float]] = []
-    real = evaluation.evaluate
-
-    def evaluate(
-        model: object, x: torch.Tensor, y: object, ball: L0Ball, *others: object, **more: object
-    ) -> Evaluation:
-        seen.append((float(x.min()), float(x.max()), float(ball.low), float(ball.high)))
-        return real(model, x, y, ball, *others, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(evaluation, "evaluate", evaluate)
-    assert main(["attack", str(path), "--beta", "3", "--rows", "20", "--queries", "2", "--steps", "2", "--quiet"]) == 0
-    assert seen == [(0.0, 1.0, -1.0, 2.0)]
-
-
 def test_checkpoints_that_do_not_fit_are_one_sentence(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,11 +218,13 @@ def test_checkpoints_that_do_not_fit_are_one_sentence(
     network = models.mlp(2, in_features=16, hidden=(8,), classes=3)
     other = save_checkpoint(tmp_path / "other.safetensors", network, {"model": words, "data": "digits"})
     bare = save_checkpoint(tmp_path / "bare.safetensors", network)
+    unit = save_checkpoint(tmp_path / "unit.safetensors", network, {"model": words | {"hidden": [8]}, "scale": "unit"})
     spoiled = out / "f0" / "checkpoint.safetensors"
     spoiled.write_bytes(spoiled.read_bytes()[:-9])
     for path, said in (
         (other, "1.bias has the shape (8,) in it and (9,) here"),
         (bare, "card must name a model that a recipe can build"),
+        (unit, "model must take images in [-1, 1]"),
         (out / "f0", "checkpoint.safetensors"),
         (out, f"there are {out / 'f0'}, {out / 'f2'}"),
         (tmp_path / "none.safetensors", "none.safetensors"),

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import os
-import pickle
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,8 +19,8 @@ from sklearn.datasets import load_digits
 
 from ell0 import data
 from ell0.data import SETS
-from ell0.data.formats import read_cifar_python, read_idx
 from ell0.data.png import read_png
+from ell0.data.sets import read_idx
 
 Bytes = npt.NDArray[np.uint8]
 TRAIN, TEST = 50, 20
@@ -31,38 +30,16 @@ def idx(array: Bytes) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def python2_pickle(pixels: Bytes, labels: Sequence[int]) -> bytes:
-    """What Python 2's cPickle writes, protocol 2, for a CIFAR-10 batch: byte strings and an old numpy array."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    n, width = pixels.shape
-    numbers = b"".join(b"K" + bytes([label]) for label in labels)
-    names = b"".join(text(b"car_s_%06d.png" % i) + b"r" + struct.pack("<I", 300 + i) for i in range(n))
-    dtype = b"cnumpy\ndtype\nq\x0dU\x02u1q\x0eK\x00K\x01\x87q\x0fRq\x10"
-    dtype += b"(K\x03U\x01|q\x11NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x12b"
-    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87q\x0bRq\x0c"
-    array += b"(K\x01M" + struct.pack("<H", n) + b"M" + struct.pack("<H", width) + b"\x86q\x13" + dtype
-    array += b"\x89T" + struct.pack("<i", pixels.size) + pixels.tobytes() + b"q\x14tq\x15b"
-    body = text(b"batch_label") + b"q\x02" + text(b"training batch 1 of 5") + b"q\x03"
-    body += text(b"labels") + b"q\x04]q\x05(" + numbers + b"e" + text(b"data") + b"q\x06" + array
-    body += text(b"filenames") + b"q\x16]q\x17(" + names + b"e"
-    return b"\x80\x02}q\x01(" + body + b"u."
-
-
-def install(monkeypatch: pytest.MonkeyPatch, name: str, *forms: Sequence[bytes]) -> list[dict[str, bytes]]:
-    """Makes these the contents that a set is known by, for each of its forms; gives them by file name."""
-    made = []
-    for form, contents in zip(SETS[name].forms, forms, strict=False):
-        files = tuple(
-            replace(file, size=len(content), digest=f"sha256:{hashlib.sha256(content).hexdigest()}")
-            for file, content in zip(form.files, contents, strict=True)
-        )
-        made.append(replace(form, train=files[: len(form.train)], test=files[len(form.train) :]))
-    monkeypatch.setitem(SETS, name, replace(SETS[name], forms=tuple(made)))
-    names = ([file.name for file in form.files] for form in made)
-    return [dict(zip(some, contents, strict=True)) for some, contents in zip(names, forms, strict=True)]
+def install(monkeypatch: pytest.MonkeyPatch, name: str, contents: Sequence[bytes]) -> dict[str, bytes]:
+    """Makes these the contents that a set is known by; gives them by file name."""
+    dataset = SETS[name]
+    files = tuple(
+        replace(file, size=len(content), digest=f"sha256:{hashlib.sha256(content).hexdigest()}")
+        for file, content in zip(dataset.files, contents, strict=True)
+    )
+    count = len(dataset.train)
+    monkeypatch.setitem(SETS, name, replace(dataset, train=files[:count], test=files[count:]))
+    return {file.name: content for file, content in zip(files, contents, strict=True)}
 
 
 Tiny = dict[str, dict[str, bytes]]
@@ -70,7 +47,7 @@ Tiny = dict[str, dict[str, bytes]]
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
-    """The sets with a few random images each; name of the form -> file name -> content."""
+    """The sets with a few random images each; name -> file name -> content."""
     monkeypatch.delenv("ELL0_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
@@ -78,10 +55,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
     for name in ("mnist", "fashion-mnist"):
         arrays = [rng.integers(0, 256, shape, np.uint8) for n in (TRAIN, TEST) for shape in ((n, 6, 5), (n,))]
         arrays[0][0, 0, :2] = 0, 255
-        (made[name],) = install(monkeypatch, name, [idx(array) for array in arrays])
+        made[name] = install(monkeypatch, name, [idx(array) for array in arrays])
     rows = [rng.integers(0, 256, (TRAIN // 5, 3073), np.uint8) for _ in range(6)]
-    pickles = [python2_pickle(row[:, 1:], row[:, 0].tolist()) for row in rows]
-    made["cifar-bin"], made["cifar-py"] = install(monkeypatch, "cifar10", [row.tobytes() for row in rows], pickles)
+    made["cifar10"] = install(monkeypatch, "cifar10", [row.tobytes() for row in rows])
     return made
 
 
@@ -108,10 +84,9 @@ def test_every_set_is_complete() -> None:
         if dataset.package:
             assert dataset.read_package is not None
             continue
-        assert dataset.sources[0].label.startswith("https://")
-        assert "package" in dataset.sources[-1].label
-        for form in dataset.forms:
-            assert all(file.size and file.digest for file in form.files)
+        assert dataset.sources[0].address.startswith("https://")
+        assert not dataset.sources[-1].address.startswith("http")
+        assert all(file.size and file.digest for file in dataset.files)
 
 
 @pytest.mark.parametrize("gz", [False, True])
@@ -127,16 +102,13 @@ def test_mnist_layouts(tiny: Tiny, tmp_path: Path, folder: str, gz: bool) -> Non
     torch.testing.assert_close(x[:, 0].double(), torch.from_numpy(images / 127.5 - 1.0), atol=1e-6, rtol=0)
     assert y.tolist() == labels.tolist()
     assert data.load("mnist", "test", str(tmp_path / "root"))[0].shape == (TEST, 1, 6, 5)
-    unit, _ = data.load("mnist", "train+validation", tmp_path / "root", scale="unit")
-    assert torch.equal(unit, (x + 1) / 2)
 
 
-@pytest.mark.parametrize("kind", ["bin", "py"])
-@pytest.mark.parametrize("folder", ["", "cifar-10-batches-{}", "cifar10/cifar-10-batches-{}"])
-def test_cifar_layouts(tiny: Tiny, tmp_path: Path, kind: str, folder: str) -> None:
-    put(tmp_path / folder.format(kind), tiny[f"cifar-{kind}"])
+@pytest.mark.parametrize("folder", ["", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
+def test_cifar_layouts(tiny: Tiny, tmp_path: Path, folder: str) -> None:
+    put(tmp_path / folder, tiny["cifar10"])
     x, y = data.load("cifar10", "train+validation", tmp_path)
-    rows = np.stack([np.frombuffer(tiny["cifar-bin"][f"data_batch_{i}.bin"], np.uint8) for i in range(1, 6)])
+    rows = np.stack([np.frombuffer(tiny["cifar10"][f"data_batch_{i}.bin"], np.uint8) for i in range(1, 6)])
     rows = rows.reshape(TRAIN, 3073)
     assert y.tolist() == rows[:, 0].tolist()
     pixels = torch.from_numpy(rows[:, 1:].reshape(TRAIN, 3, 32, 32) / 127.5 - 1.0)
@@ -213,7 +185,7 @@ def test_sets_of_the_same_file_names_are_told_apart(tiny: Tiny, tmp_path: Path) 
 
 def test_status(tiny: Tiny, tmp_path: Path) -> None:
     put(tmp_path / "mnist", tiny["mnist"])
-    put(tmp_path / "cifar10", tiny["cifar-bin"])
+    put(tmp_path / "cifar10", tiny["cifar10"])
     (tmp_path / "cifar10" / "data_batch_2.bin").write_bytes(b"")
     digits, mnist, fashion, cifar = data.status(tmp_path)
     assert digits == data.Status("digits", "scikit-learn", None)
@@ -229,7 +201,7 @@ def test_nothing_there(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(FileNotFoundError) as caught:
         data.load("mnist", "train")
     one_sentence(
-        caught.value, "train-images-idx3-ubyte", str(tmp_path), "(no such folder)", "`ell0 data get mnist`", "ELL0_DATA"
+        caught.value, f"{tmp_path} or ", "has 0 of 4 mnist files, train-", "`ell0 data get mnist`", "ELL0_DATA"
     )
     with pytest.raises(FileNotFoundError) as caught:
         data.load("cifar10", "train", tmp_path / "a b")
@@ -237,20 +209,14 @@ def test_nothing_there(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "lost", "words"),
+    ("name", "lost", "words"),
     [
-        ("cifar10", "cifar-bin", ["data_batch_3.bin"], "has 5 of 6 cifar10 batches, data_batch_3.bin is missing: run "),
-        (
-            "cifar10",
-            "cifar-py",
-            ["data_batch_3"],
-            "has 5 of 6 cifar10 batches, data_batch_3 is missing: run `ell0",
-        ),
-        ("mnist", "mnist", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte"], "2 of 4 mnist files, train-images-"),
+        ("cifar10", ["data_batch_3.bin"], "has 5 of 6 cifar10 files, data_batch_3.bin is missing: run `ell0"),
+        ("mnist", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte"], "2 of 4 mnist files, train-images-"),
     ],
 )
-def test_missing_files_are_named(tiny: Tiny, tmp_path: Path, name: str, kind: str, lost: list[str], words: str) -> None:
-    put(tmp_path, {file: content for file, content in tiny[kind].items() if file not in lost})
+def test_missing_files_are_named(tiny: Tiny, tmp_path: Path, name: str, lost: list[str], words: str) -> None:
+    put(tmp_path, {file: content for file, content in tiny[name].items() if file not in lost})
     with pytest.raises(FileNotFoundError) as caught:
         data.load(name, "test", tmp_path)
     one_sentence(caught.value, words, str(tmp_path), *lost)
@@ -262,8 +228,7 @@ def flip(content: bytes, at: int) -> bytes:
 
 Breakage = Callable[[bytes], bytes]
 BREAKAGES: list[tuple[bool, Breakage, str]] = [
-    (True, lambda c: gzip.compress(c)[:-200], "is short, its gzip stream stops after"),
-    (True, lambda c: gzip.compress(c)[:-4], "is short"),
+    (True, lambda c: gzip.compress(c)[:-200], "is short"),
     (True, lambda c: c[:0], "is short"),
     (True, lambda _: b"<html>moved</html>", "is not a whole gzip file"),
     (True, lambda c: flip(gzip.compress(c), -6), "is not a whole gzip file"),
@@ -271,8 +236,6 @@ BREAKAGES: list[tuple[bool, Breakage, str]] = [
     (False, lambda c: c[:-1], "is short, it has 1,515 bytes instead of 1,516"),
     (False, lambda c: c[:0], "is short, it has 0 bytes"),
     (False, lambda c: c + b"0", "is too long, it has 1,517 bytes"),
-    (False, lambda c: flip(c, 2), "is not what its name says, it begins with 00 00 09 03 instead of 00 00 08 03"),
-    (False, lambda c: flip(c, 15), "is altered"),
     (False, lambda c: flip(c, 700), "is altered, its sha256 begins with"),
 ]
 
@@ -288,75 +251,11 @@ def test_broken_idx_files(tiny: Tiny, tmp_path: Path, gz: bool, breakage: Breaka
     data.load("mnist", "test", tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["bin", "py"])
-def test_broken_batches(tiny: Tiny, tmp_path: Path, kind: str) -> None:
-    put(tmp_path, tiny[f"cifar-{kind}"])
-    path = tmp_path / ("data_batch_4" + ".bin" * (kind == "bin"))
-    path.write_bytes(flip(path.read_bytes(), 20_000))
-    with pytest.raises(data.DataError) as caught:
-        data.load("cifar10", "validation", tmp_path)
-    one_sentence(caught.value, f"{path} is altered", "run `ell0 data get cifar10")
-
-
 @given(st.lists(st.integers(0, 4), max_size=4), st.integers(0, 99))
 def test_idx_round_trip(shape: list[int], seed: int) -> None:
     array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     assert read_idx(idx(array)).shape == array.shape
     assert np.array_equal(read_idx(idx(array)), array)
-
-
-class Bomb:
-    """Unpickling this would make a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_pickle_code_is_refused_not_run(tmp_path: Path, protocol: int, wrapped: bool) -> None:
-    trap = tmp_path / "trap"
-    bomb: object = {"data": Bomb(trap), "labels": [0]} if wrapped else Bomb(trap)
-    content = pickle.dumps(bomb, protocol=protocol)
-    with pytest.raises(ValueError, match="which ell0 never imports"):
-        read_cifar_python([content])
-    assert not trap.exists()
-    pickle.loads(content)
-    assert trap.exists(), "the trap must be a working one"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"(S'echo'\nios\nsystem\n.", b"(cos\nsystem\nU\x04echoo.", b"cnumpy\nload\nU\x01x\x85R.",
-        b"cnumpy\ndtype\n)\x81.", b"\x82\x01.", b"Q.", b"cnumpy\ndtype\n0.",
-        b"", b".", b"K", b"K\x01", b"0.", b"h\x01.", b"e.", b"K\x01K\x02b.", b"K\x01)R.",
-    ],
-)  # fmt: skip
-def test_other_pickles_are_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match="CIFAR-10 batch"):
-        read_cifar_python([content])
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"U\x02u1", b"U\x02i1"),
-        (b"\x89T", b"\x88T"),
-        (b"U\x06labels", b"U\x06lebals"),
-        (b"M\x02\x00M", b"M\x03\x00M"),
-        (b"K\x07K\x09e", b"K\x07e"),
-    ],
-)
-def test_python_batches_of_another_shape_are_refused(old: bytes, new: bytes) -> None:
-    content = python2_pickle(np.full((2, 3072), 255, np.uint8), [7, 9])
-    assert content.count(old) == 1
-    read_cifar_python([content])
-    with pytest.raises(ValueError, match="a CIFAR-10 batch is"):
-        read_cifar_python([content.replace(old, new)])
 
 
 def png_chunk(kind: bytes, body: bytes) -> bytes:
@@ -392,24 +291,22 @@ def png(image: Bytes, filters: Sequence[int], header: bytes = b"\x08\x02\0\0\0")
 )
 def test_png_filters(width: int, filters: list[int], seed: int, values: int) -> None:
     image = np.random.default_rng(seed).integers(0, values, (len(filters), width, 3), np.uint8)
-    assert np.array_equal(read_png(png(image, filters)), image)
+    assert np.array_equal(read_png(png(image, filters), *image.shape[:2]), image)
 
 
 def test_broken_png() -> None:
     image = np.zeros((2, 3, 3), np.uint8)
     good = png(image, [0, 1])
-    assert np.array_equal(read_png(good), image)
-    for broken, words in (
-        (b"GIF89a" + good, "begins with"),
-        (good[:-12], "without its header, its pixels or its end"),
-        (png(image, [0, 5]), "filter is 0 to 4, got 5"),
-        (png(image, [0]), "of rows"),
-        (png(image, [0, 0], b"\x08\x06\0\0\0"), "8-bit RGB"),
-        (png(image, [0, 0], b"\x08\x02\0\0\1"), "8-bit RGB"),
-        (png(image, [0, 0]).replace(png_chunk(b"IEND", b""), b""), "without its header, its pixels or its end"),
+    for broken in (
+        b"GIF89a" + good,
+        good[:50],
+        png(image, [0]),
+        png(image[:1], [0]),
+        png(image, [0, 0], b"\x08\x06\0\0\0"),
+        png(image, [0, 0], b"\x08\x02\0\0\1"),
     ):
-        with pytest.raises(ValueError, match=words):
-            read_png(broken)
+        with pytest.raises(ValueError, match="PNG"):
+            read_png(broken, 2, 3)
 
 
 def has(name: str) -> bool:

@@ -18,9 +18,10 @@ from ell0 import L0Ball, certify, data, models, recipe, report
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
 from ell0.recipe import models as models_of_recipes
-from ell0.recipe.measuring import Subject, certified_radii
+from ell0.recipe.measuring import Subject, measure
+from ell0.recipe.plan import Classifier, Task
 from ell0.results import Results, Row
-from ell0.train import load_checkpoint
+from ell0.train import TrainConfig, load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,13 +138,15 @@ def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: P
     copies = certify.RandomisedAblation(models.mlp(0, in_features=32, hidden=(8,)), 6, selection=20, samples=40).eval()
     x = torch.rand(60, 1, 4, 4)
     y = copies(x).argmax(1)
-    alone, shared = (
-        certified_radii(copies, Subject(copies, x, y, 3, tmp_path, team), L0Ball(0, "pixel")) for team in (ALONE, Two())
-    )
-    assert torch.equal(alone, shared)
+    one = Classifier("copies", {"name": "ablation"}, TrainConfig(epochs=1))
+    task = Task(one, "certified_accuracy", {"what": "certified_accuracy", "unit": "pixel"}, (0, 1))
+    shares = [
+        [row["value"] for row in measure(task, Subject(copies, x, y, 3, tmp_path, team))[0]] for team in (ALONE, Two())
+    ]
+    assert shares[0] == shares[1]
     for seed, same in ((3, True), (4, False)):
         radii = copies.radius(x, y, generator=torch.Generator().manual_seed(seed))
-        assert torch.equal(alone, radii) == same
+        assert ([float((radii >= m).double().mean()) for m in (0, 1)] == shares[0][:-1]) == same
 
 
 def test_what_holds_with_some_confidence_is_no_proof(ran: Path) -> None:
@@ -196,9 +199,8 @@ CERTIFIED = 'what = "certified_accuracy"\n'
         ("confidence = 0.9\n", "confidence = 1.0\n", "confidence must lie in (0, 1), got 1.0"),
         ("samples = 60\n", "sample = 60\n", "unknown key 'sample'; did you mean 'samples'?"),
         ('precision = "bf16"', 'precision = "fp16"', "precision must be one of 'fp32', 'bf16', got 'fp16'"),
-        (BASE, "", "the table [classifier.model.base] is missing"),
+        (BASE, "", "model: base is missing"),
         ('name = "cnn"', 'name = "partition"', "base: name must be one of"),
-        ('name = "cnn"', 'name = "cnn", in_shape = [3, 4, 4]', "copies: the model must take rows of shape (6, 4"),
         ('name = "cnn", widths = [6, 8]', 'name = "mlp", k = [0, 1]', "base: k must have one value, got [0, 1]"),
         (CERTIFIED, f"{CERTIFIED}beta = 1.0\n", "beta must be left out for parts, whose votes are for any value"),
         (CERTIFIED, f'{CERTIFIED}method = "ibp"\n', "measure 2: method must be left out for parts, whose votes"),

@@ -88,7 +88,7 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     assert (len(outline.all("span", "fooled")), len(outline.all("span", "held"))) == (6 + 2, 4)
     uris = [str(one["href"]) for one in outline.all("image")]
     assert len(uris) == 6 * 3
-    shown = read_png(base64.b64decode(uris[1].removeprefix("data:image/png;base64,")))
+    shown = read_png(base64.b64decode(uris[1].removeprefix("data:image/png;base64,")), 8, 8)
     assert shown[row, column].tolist() in ([0, 0, 0], [255, 255, 255])
     expected = np.rint((arrays["clean"][0, 0] + 1) * 127.5)
     assert (np.delete(shown[..., 0].ravel(), row * 8 + column) == np.delete(expected.ravel(), row * 8 + column)).all()

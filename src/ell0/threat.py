@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["L0Ball", "Unit", "stretched"]
+__all__ = ["L0Ball", "Unit"]
 
 Unit = Literal["feature", "pixel"]
 
@@ -168,17 +168,6 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | No
         return np.broadcast_shapes(tuple(one), tuple(other))
     except ValueError:
         return None
-
-
-def stretched(data_range: tuple[float, float], beta: float) -> tuple[float, float]:
-    """The box of a changed number: the range of the data, stretched beta times about its middle.
-
-    [-beta, beta] for [-1, 1] ([Beliaev22] section 5), [(1 - beta) / 2, (1 + beta) / 2] for [0, 1]: an attacker can do
-    the same to an image in either scale.
-    """
-    low, high = data_range
-    middle, half = (low + high) / 2, (high - low) / 2
-    return middle - beta * half, middle + beta * half
 
 
 def describe(value: object) -> str:

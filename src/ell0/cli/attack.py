@@ -45,8 +45,7 @@ def attack(
     budget
         Features or pixels that the attacker may change.
     beta
-        Changed values lie in the data's range, stretched beta times about its middle: from -beta to beta, or for a
-        checkpoint trained on [0, 1] from 0.5 - beta/2 to 0.5 + beta/2.
+        Changed values lie between -beta and beta. Images of the data sets lie between -1 and 1.
     batch
         Rows attacked together.
     seed

@@ -56,7 +56,7 @@ def certify(
         Number of changes to certify; repeat for several. Default: those of 1, 2, 4 and 8 that the model can have a
         certificate for.
     beta
-        Changed values lie in the data's range, stretched beta times about its middle. Default: any value.
+        Changed values lie between -beta and beta. Default: any value.
     method
         How to bound the network: ibp (intervals, cheap), or best (the better of intervals and linear bounds).
     batch

@@ -19,7 +19,6 @@ from .. import recipe
 from ..common import check_out, device_of, did_you_mean, digest
 from ..parallel import Team
 from ..results import Results
-from ..threat import stretched
 from ..train import load_checkpoint
 from .options import RowOptions, WorkOptions
 
@@ -37,15 +36,14 @@ class Loaded:
     network: Callable[[Tensor], Tensor]
     x: Tensor
     y: Tensor
-    scale: sets.Scale
 
     def box(self, beta: float | None) -> tuple[float, float]:
-        """The range of the data stretched beta times about its middle; None: any value."""
+        """The values within beta of 0; None: any value."""
         if beta is None:
             return -math.inf, math.inf
         if not 0 < beta < math.inf:
             raise ValueError(f"beta must be a number > 0, got {beta}")
-        return stretched(sets.RANGES[self.scale], beta)
+        return -beta, beta
 
     def results(self, command: str, seeds: list[int], team: Team) -> Results:
         """Empty results of a command."""
@@ -58,15 +56,16 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
         team.once(partial(check_out, subject.out))
     place = device_of(work.device)
     network, card = _load_model(model)
-    scale: sets.Scale = card.get("scale", "symmetric")
-    x, y = _load_rows(subject.data or card.get("data"), work.root, scale, subject.rows)
+    if "scale" in card:
+        raise ValueError(f"model must take images in [-1, 1], but {model} was trained by an earlier ell0 on [0, 1]")
+    x, y = _load_rows(subject.data or card.get("data"), work.root, subject.rows)
     x, y = x.to(place), y.to(place)
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
     check_ranks(team, network, x, y)
     name = Path(model).name if card else model
     source = subject.data if subject.data is None or subject.data in sets.SETS else Path(subject.data)
-    return Loaded(name, source, card.get("classifier", name), network, x, y, scale)
+    return Loaded(name, source, card.get("classifier", name), network, x, y)
 
 
 def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
@@ -106,12 +105,12 @@ def _imported(words: str) -> Callable[[Tensor], Tensor]:
     return cast(Callable[[Tensor], Tensor], model)
 
 
-def _load_rows(words: str | None, root: Path | None, scale: sets.Scale, rows: int | None) -> tuple[Tensor, Tensor]:
-    """The test split of a data set in this scale, or a .npz file as it is; the first ``rows`` of it."""
+def _load_rows(words: str | None, root: Path | None, rows: int | None) -> tuple[Tensor, Tensor]:
+    """The test split of a data set, or a .npz file as it is; the first ``rows`` of it."""
     if words is None:
         raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
     is_file = words not in sets.SETS and (words.endswith(".npz") or Path(words).exists())
-    x, y = sets.read_npz(words) if is_file else sets.load(words, "test", root, scale=scale)
+    x, y = sets.read_npz(words) if is_file else sets.load(words, "test", root)
     if rows is not None and not 1 <= rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
     return x[:rows], y[:rows]

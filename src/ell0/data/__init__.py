@@ -2,10 +2,7 @@
 
 from .dataset import DataError, DataSet
 from .fetch import get
-from .loading import RANGES, SPLITS, LabelledRows, Scale, Status, load, read_npz, status
+from .loading import SPLITS, LabelledRows, Status, load, read_npz, status
 from .sets import SETS
 
-__all__ = [
-    "RANGES", "SETS", "SPLITS", "DataError", "DataSet", "LabelledRows", "Scale", "Status",
-    "get", "load", "read_npz", "status",
-]  # fmt: skip
+__all__ = ["SETS", "SPLITS", "DataError", "DataSet", "LabelledRows", "Status", "get", "load", "read_npz", "status"]

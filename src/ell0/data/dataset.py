@@ -21,42 +21,23 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class File:
-    """One file. size, digest (``"algorithm:hex"``): of its uncompressed content.  magic: its first bytes."""
+    """One file. size, digest (``"algorithm:hex"``): of its uncompressed content."""
 
     name: str
     size: int
     digest: str
-    magic: bytes = b""
-
-
-@dataclass(frozen=True)
-class Form:
-    """One of the file formats that a set is published in.
-
-    read: turns the contents of one part into images ``(n, channels, height, width)`` and labels ``(n,)``.
-    gz: whether the files may be gzipped.
-    """
-
-    train: tuple[File, ...]
-    test: tuple[File, ...]
-    read: Callable[[Sequence[bytes]], tuple[Bytes, Bytes]]
-    gz: bool = False
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        return self.train + self.test
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where files can be fetched: ``fetch(files, work, progress)`` yields (name, content) of the files asked for.
+    """Where files can be fetched: ``fetch(address, files, work, progress)`` yields (name, content) of these files.
 
     A name ends in ``.gz`` if its content is gzipped. ``work`` is an empty folder that the source may use. The caller
     checks the contents.
     """
 
-    label: str
-    fetch: Callable[[Sequence[File], Path, Progress], Items]
+    address: str
+    fetch: Callable[[str, Sequence[File], Path, Progress], Items]
 
 
 @dataclass(frozen=True)
@@ -64,8 +45,9 @@ class DataSet:
     """All that ell0 knows about a data set; adding one to ``SETS`` is all that a new set needs.
 
     shape: of an image, (channels, height, width).  white: the stored value that becomes 1; 0 becomes -1.
-    classes: what each label means.  forms: the first is the one that `get` writes.  folders: its usual places below a
-    root.  noun: what an error calls its files.  sources: tried in order.
+    classes: what each label means.  train, test: the files of each part, which may be gzipped.
+    read: turns the contents of a part into images ``(n, channels, height, width)`` and labels ``(n,)``.
+    folders: its usual places below a root.  sources: tried in order.
     package, read_package: of a set without files, the Python package that has it, and its training or test part.
     """
 
@@ -73,9 +55,14 @@ class DataSet:
     shape: tuple[int, int, int]
     white: int
     classes: tuple[str, ...]
-    forms: tuple[Form, ...] = ()
+    train: tuple[File, ...] = ()
+    test: tuple[File, ...] = ()
+    read: Callable[[Sequence[bytes]], tuple[Bytes, Bytes]] | None = None
     folders: tuple[str, ...] = ()
-    noun: str = "files"
     sources: tuple[Source, ...] = ()
     package: str = ""
     read_package: Callable[[bool], tuple[Bytes, Bytes]] | None = None
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return self.train + self.test

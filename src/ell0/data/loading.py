@@ -3,35 +3,30 @@
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..common import did_you_mean
-from .dataset import DataError
-from .files import Root, find, read_part
+from .dataset import DataError, DataSet
+from .files import Root, find, read_files
 from .sets import SETS
 
 LabelledRows = tuple[Tensor, Tensor]
 """x ``(n, ...)`` float32 and y ``(n,)`` int64."""
 
-Scale = Literal["symmetric", "unit"]
-"""The range of images: [-1, 1], where a number that a truncation removes becomes mid-grey, or [0, 1], where black."""
-
-RANGES: dict[Scale, tuple[float, float]] = {"symmetric": (-1.0, 1.0), "unit": (0.0, 1.0)}
 SPLITS: tuple[str, ...] = ("train", "validation", "test", "train+validation")
 
 
-def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric") -> LabelledRows:
+def load(name: str, split: str, root: Root = None) -> LabelledRows:
     """Images and labels of one split, after their files have been checked by hash.
 
-    x is float32 ``(n, channels, height, width)``, y is int64 ``(n,)``. "validation" is the last tenth of the published
-    training part and "train" the rest; "train+validation" is the whole part. The last 360 digits are their "test".
+    x is float32 ``(n, channels, height, width)`` in [-1, 1], y is int64 ``(n,)``. "validation" is the last tenth of the
+    published training part and "train" the rest; "train+validation" is the whole part. The last 360 digits are "test".
 
     Args:
-        name: one of `SETS`.  split: one of `SPLITS`.  scale: images in [-1, 1] ("symmetric") or in [0, 1] ("unit").
+        name: one of `SETS`.  split: one of `SPLITS`.
         root: the only folder to look in; None looks in ``$ELL0_DATA``, then in the user cache. The files may lie in
             the root, in a folder named for the set, or as torchvision lays them out.
 
@@ -43,17 +38,17 @@ def load(name: str, split: str, root: Root = None, *, scale: Scale = "symmetric"
             hint = did_you_mean(value.lower(), allowed)
             raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
     dataset, test = SETS[name], split == "test"
-    if dataset.read_package is not None:
-        images, labels = dataset.read_package(test)
+    if dataset.read is not None:
+        images, labels = dataset.read([*read_files(dataset, dataset.test if test else dataset.train, root)])
     else:
-        images, labels = read_part(dataset, test, root)
+        assert dataset.read_package is not None
+        images, labels = dataset.read_package(test)
     cut = len(labels) - len(labels) // 10
     rows = {"train": slice(cut), "validation": slice(cut, None)}.get(split, slice(None))
     x = images[rows].astype(np.float32)
     x /= dataset.white / 2
     x -= 1.0
-    x_scaled = torch.from_numpy(x) if scale == "symmetric" else (torch.from_numpy(x) + 1) / 2
-    return x_scaled, torch.from_numpy(labels[rows].astype(np.int64))
+    return torch.from_numpy(x), torch.from_numpy(labels[rows].astype(np.int64))
 
 
 def read_npz(path: Path | str, x_name: str = "x", y_name: str = "y") -> LabelledRows:
@@ -90,18 +85,17 @@ class Status:
 
 def status(root: Root = None) -> list[Status]:
     """Every set, where `load` would read it, with all its files checked."""
-    return [_status(name, root) for name in SETS]
+    return [_status(dataset, root) for dataset in SETS.values()]
 
 
-def _status(name: str, root: Root) -> Status:
+def _status(dataset: DataSet, root: Root) -> Status:
     where = None
     try:
-        if (read_package := SETS[name].read_package) is not None:
-            read_package(False)
-            return Status(name, SETS[name].package, None)
-        location = find(SETS[name], root)
-        where = str(location.folder)
-        location.check()
+        if dataset.read_package is not None:
+            dataset.read_package(False)
+        where = dataset.package or str(find(dataset, root))
+        for _ in read_files(dataset, dataset.files, root):
+            pass
     except (OSError, DataError, ImportError) as error:
-        return Status(name, where, str(error))
-    return Status(name, where, None)
+        return Status(dataset.name, where, str(error))
+    return Status(dataset.name, where, None)

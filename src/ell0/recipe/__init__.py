@@ -3,7 +3,6 @@
 from .models import model
 from .plan import Recipe, slug
 from .reading import load, names, sweep
-from .running import BusyError, run
-from .sweeps import Swept, run_sweep
+from .running import BusyError, Swept, run, run_sweep
 
 __all__ = ["BusyError", "Recipe", "Swept", "load", "model", "names", "run", "run_sweep", "slug", "sweep"]

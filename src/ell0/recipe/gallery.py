@@ -9,12 +9,12 @@ from statistics import median_low
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..attacks import sparse_rs
 from ..common import write_whole
-from ..data import RANGES, LabelledRows
-from ..threat import L0Ball, Unit, stretched
+from ..data import LabelledRows
+from ..threat import L0Ball, Unit
 from .plan import Recipe, slug
 
 _IMAGES = 10
@@ -24,9 +24,9 @@ _QUERIES = 500
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
-    As arrays: ``clean`` ``(m, channels, height, width)``, in [-1, 1] whatever the scale of the data, and ``labels``;
-    for each classifier ``SLUG/adv``, and the labels it gives to the clean images, ``SLUG/said``, and to the attacked
-    ones, ``SLUG/says``. The attack is sparse_rs with the median of the recipe's budgets and its widest box.
+    As arrays: ``clean`` ``(m, channels, height, width)`` and ``labels``; for each classifier ``SLUG/adv``, and the
+    labels it gives to the clean images, ``SLUG/said``, and to the attacked ones, ``SLUG/says``. The attack is sparse_rs
+    with the median of the recipe's budgets and its widest box.
     """
     x, y = test
     first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
@@ -34,17 +34,13 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     unit: Unit = "feature" if not tasks or any(task.unit == "feature" for task in tasks) else "pixel"
     budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
     beta = max((beta for task in recipe.tasks for beta in task.betas), default=1.0)
-    ball = L0Ball(median_low(budgets) if budgets else 1, unit, *stretched(RANGES[recipe.data.scale], beta))
-
-    def shown(points: Tensor) -> np.ndarray:
-        return (points if recipe.data.scale == "symmetric" else 2 * points - 1).cpu().numpy()
-
-    arrays = {"clean": shown(x[first]), "labels": y[first].numpy()}
+    ball = L0Ball(median_low(budgets) if budgets else 1, unit, -beta, beta)
+    arrays = {"clean": x[first].numpy(), "labels": y[first].numpy()}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
         result = sparse_rs(network, images, labels, ball, queries=_QUERIES, generator=torch.Generator().manual_seed(0))
-        arrays[f"{slug(name)}/adv"] = shown(result.x_best)
+        arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
         with torch.no_grad():
             arrays[f"{slug(name)}/said"] = network(images).argmax(1).cpu().numpy()
             arrays[f"{slug(name)}/says"] = network(result.x_best).argmax(1).cpu().numpy()

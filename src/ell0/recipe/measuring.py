@@ -23,7 +23,8 @@ from ..threat import L0Ball
 from .plan import Task
 from .verdicts import Verdicts, decided, proven
 
-_BATCH = {"cpu": 512, "cuda": 16384}  # rows in one call of an attack
+Measured = tuple[list[Measurement], list[Verdicts]]
+"""The measurements of a task, in the order of ``task.identities()``, and its verdicts row by row, box by box."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Subject:
 
     @property
     def batch(self) -> int:
-        return _BATCH.get(self.x.device.type, 512)
+        """Rows in one call of an attack."""
+        return 16384 if self.x.is_cuda else 512
 
     def evaluate(
         self,
@@ -64,23 +66,18 @@ class Subject:
             path.unlink()
 
 
-def measure(task: Task, subject: Subject, known: Sequence[Verdicts] = ()) -> tuple[list[Measurement], list[Verdicts]]:
-    """The measurements of a task, in the order of ``task.identities()``, and its verdicts row by row.
-
-    known: verdicts of other attacks on this classifier and rows of this split; they count for a worst case.
-    """
-    if task.what == "clean_accuracy":
-        return _clean(task, subject)
-    if task.what == "certified_accuracy":
-        return _certified(task, subject)
-    return _worst(task, subject, known) if task.what == "worst_case" else _alone(task, subject)
+def measure(task: Task, subject: Subject, known: Sequence[Verdicts] = ()) -> Measured:
+    """known: verdicts of other attacks on this classifier and rows of this split; they count for a worst case."""
+    if task.what == "worst_case":
+        return _worst(task, subject, known)
+    return {"clean_accuracy": _clean, "certified_accuracy": _certified}.get(task.what, _alone)(task, subject)
 
 
 def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
     return Measurement.of(row["what"], figure, **{key: value for key, value in row.items() if key != "what"}, **more)
 
 
-def _clean(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
+def _clean(task: Task, subject: Subject) -> Measured:
     def right(x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             parts = zip(x.split(subject.batch), y.split(subject.batch), strict=True)
@@ -92,22 +89,9 @@ def _clean(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdic
     return [_measurement(task.row, Share(int(rows.sum()), len(rows)))], [Verdicts(0.0, (CLEAN,), verdict, verdict)]
 
 
-def _certified(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
-    start = time.perf_counter()
+def _certified(task: Task, subject: Subject) -> Measured:
+    start, ball = time.perf_counter(), task.certified_ball
     certifier = certify.certifier(subject.network, task.row.get("method", "best"))
-    radii = certified_radii(certifier, subject, task.certified_ball)
-    identity = {key: value for key, value in task.row.items() if key != "what"}
-    cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
-    beside = {key: value for key, value in cost.items() if value is not None}
-    *shares, median = certify.rows(radii, task.budgets, **identity, beside=beside)
-    # What holds with some confidence is no proof, and an attack may break it.
-    sure = certifier.confidence is None
-    verdicts = Verdicts.certificate(task.row.get("beta", math.inf), radii) if sure else Verdicts.nothing(len(radii))
-    return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [verdicts]
-
-
-def certified_radii(certifier: certify.Certifier, subject: Subject, ball: L0Ball) -> Tensor:
-    """The radii of all rows: ``(n,)``. A row draws by its place among them, whatever the number of ranks."""
     # Up to the most that can be proven, not to the budgets asked for: the median is over all radii.
     most = certifier.limit(subject.x, ball)
 
@@ -115,24 +99,33 @@ def certified_radii(certifier: certify.Certifier, subject: Subject, ball: L0Ball
         generator = torch.Generator().manual_seed(subject.seed)
         return certifier.radius(x, y, ball, max_budget=most, rows=rows, generator=generator, progress=subject.progress)
 
+    # A row draws by its place among all, whatever the number of ranks.
     rows = torch.arange(len(subject.x), device=subject.x.device)
-    return subject.team.by_row(radius, subject.x, subject.y, rows)
+    radii = subject.team.by_row(radius, subject.x, subject.y, rows)
+    identity = {key: value for key, value in task.row.items() if key != "what"}
+    cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+    beside = {key: value for key, value in cost.items() if value is not None}
+    *shares, median = certify.rows(radii, task.budgets, **identity, beside=beside)
+    verdicts = Verdicts.certificate(task.row.get("beta", math.inf), radii)
+    if certifier.confidence is not None:
+        # What holds with some confidence is no proof, and an attack may break it.
+        verdicts = replace(verdicts, names=(), distance=verdicts.verdict)
+    return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [verdicts]
 
 
-def _alone(task: Task, subject: Subject) -> tuple[list[Measurement], list[Verdicts]]:
+def _alone(task: Task, subject: Subject) -> Measured:
     """One attack on all rows."""
-    row, beta = task.row, task.row["beta"]
-    attack = task.attack
+    row, attack = task.row, task.attack
     assert attack is not None
     # The paper's median distance is that of an attack which may change every unit.
     units = subject.x.shape[1 if attack.unit == "feature" else 2 :].numel()
     evaluation = subject.evaluate(attack.ball(row.get("budget", units)), {attack.name: attack.configured()})
     figure = evaluation.rho() if task.what == "median_distance" else evaluation.robust_accuracy
-    verdicts = Verdicts(beta, (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
+    verdicts = Verdicts(row["beta"], (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
     return [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))], [verdicts]
 
 
-def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> tuple[list[Measurement], list[Verdicts]]:
+def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
     """Every attack within the least box, then within the next, and so on: a point of one lies in all that follow.
 
     So the figure of a box counts all points found in it and before it, by this evaluation or another.
@@ -143,21 +136,16 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> tuple[lis
     boxes: list[Verdicts] = []
     evidence: list[Verdicts] = []
     for beta in task.betas:
-        evaluation = subject.evaluate(task.ball(most, beta), attacks, task.budgets)
+        evaluation = subject.evaluate(L0Ball(most, task.unit, -beta, beta), attacks, task.budgets)
         boxes.append(Verdicts(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
         evidence += [boxes[-1], *(one for one in known if one.beta <= beta or one.proves)]
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
+            row = {**task.row, "budget": budget, "beta": beta}
             counts, sure = decided(evidence, n, budget), proven(evidence, n, budget, beta)
-            found.append(
-                _measurement(
-                    {**task.row, "budget": budget, "beta": beta},
-                    Share(n - sum(counts.values()), n),
-                    decided=counts,
-                    flags=flags,
-                    certified=None if sure is None else sure / n,
-                    # One evaluation gave the figures of all budgets: its time stands once.
-                    seconds=round(sum(evaluation.seconds), 3) if budget == most else None,
-                )
-            )
+            certified = None if sure is None else sure / n
+            # One evaluation gave the figures of all budgets: its time stands once.
+            seconds = round(sum(evaluation.seconds), 3) if budget == most else None
+            share = Share(n - sum(counts.values()), n)
+            found.append(_measurement(row, share, decided=counts, flags=flags, certified=certified, seconds=seconds))
     return found, boxes

@@ -12,26 +12,23 @@ from torch import nn
 
 from .. import certify, models
 from ..nn import InputClamp, InputScale
-from .toml import FLAG, NUMBER, Kind, TomlTable, choice, many, whole
+from .toml import NUMBER, Kind, TomlTable, choice, many, whole
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {name: getattr(models, name) for name in models.__all__}
 VOTERS: dict[str, Callable[..., nn.Module]] = {
     "ablation": certify.RandomisedAblation,
     "partition": certify.PartitionEnsemble,
 }
-"""Models that certify by counting votes."""
 MODELS = {**NETWORKS, **VOTERS}
+_FROM_DATA = ("in_features", "in_shape", "shape", "classes")
 
 
-def _clamp(value: Any) -> bool | tuple[float, float] | None:
+def _clamp(value: Any) -> bool | tuple[float, ...] | None:
     """Whether images are clipped to [-1, 1]; or the ends to which they are clipped, which then become 0 and 1."""
-    if not isinstance(value, list):
-        return FLAG.read(value)
-    try:
-        InputScale(*map(float, value))
-        return float(value[0]), float(value[1])
-    except (TypeError, ValueError):
-        return None
+    if isinstance(value, bool):
+        return value
+    ends = many(NUMBER).read(value) or ()
+    return ends if len(ends) == 2 and ends[0] < ends[1] else None
 
 
 _CLAMP: Kind[Any] = Kind("true, false or two numbers [low, high], low below high", _clamp)
@@ -43,16 +40,17 @@ def read_models(table: TomlTable, known: Mapping[str, object] = MODELS) -> list[
     arguments: dict[str, Any] = {"name": name}
     if name in NETWORKS:
         arguments["clamp"] = table.take("clamp", _CLAMP, False)
-    parameters, ks = _parameters(name), []
+    parameters, ks = _parameters(name), list[dict[str, Any]]()
     for key, kind in _kinds(name).items():
+        default = parameters[key].default
         if key == "k":
-            ks = [{"k": k} for k in table.take("k", many(whole(0)), (parameters["k"].default,))]
-            continue
-        required = parameters[key].default is inspect.Parameter.empty
-        value = table.need(key, kind) if required else table.take(key, kind, None)
-        arguments |= {} if value is None else {key: value}
+            ks = [{"k": k} for k in table.take("k", many(whole(0)), (default,))]
+        elif default is inspect.Parameter.empty:
+            arguments[key] = table.need(key, kind)
+        elif (value := table.take(key, kind, None)) is not None:
+            arguments[key] = value
     if "base" in parameters:
-        base = table.need_table("base", "classifier.model.base")
+        base = table.need_table("base")
         arguments["base"], *others = read_models(base, NETWORKS)
         if others:
             raise ValueError(f"{base.where}: k must have one value, got {base.content['k']!r}")
@@ -65,38 +63,32 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _kinds(name: str) -> dict[str, Kind[Any]]:
-    """The kind of each argument that a recipe may set, from its type hint; shape comes from the data alone."""
+    """The kind of each argument that a recipe may set, from its type hint; the data gives the others."""
     make = MODELS[name]
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
     kinds: dict[str, Kind[Any]] = {}
-    for key in _parameters(name):
+    for key in (key for key in _parameters(name) if key not in _FROM_DATA):
         hint = hints.get(key)
         if get_origin(hint) is Literal:
             kinds[key] = choice(*get_args(hint))
         elif hint in (int, float):
             kinds[key] = whole(1) if hint is int else NUMBER
-        elif get_args(hint)[:1] == (int,) and key != "shape":
+        elif get_args(hint)[:1] == (int,):
             kinds[key] = many(whole(1), repeated=True)
     return kinds
 
 
 def fitted(arguments: Mapping[str, Any], shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """The arguments with the shape of a row and the classes of the data, unless they have their own."""
-    known = {"in_features": math.prod(shape), "in_shape": tuple(shape), "shape": tuple(shape), "classes": classes}
-    full = {key: value for key, value in known.items() if key in _parameters(arguments["name"])} | dict(arguments)
-    return full | ({"base": fitted(arguments["base"], base_shape(shape), classes)} if "base" in arguments else {})
-
-
-def base_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a row as the base of an ablation sees it."""
-    return (2 * shape[0], *shape[1:])
+    """The arguments with the shape of a row and the classes of the data."""
+    known = dict(zip(_FROM_DATA, (math.prod(shape), tuple(shape), tuple(shape), classes), strict=True))
+    full = dict(arguments) | {key: value for key, value in known.items() if key in _parameters(arguments["name"])}
+    # The base of an ablation sees twice the channels.
+    seen = (2 * shape[0], *shape[1:])
+    return full | ({"base": fitted(arguments["base"], seen, classes)} if "base" in arguments else {})
 
 
 def build(arguments: Mapping[str, Any], seed: int | None = None) -> nn.Module:
-    """The model with weights from the seed; without a seed, a model that only has shapes.
-
-    The global generator is left as it was.
-    """
+    """The model with weights from the seed; without one it only has shapes. Leaves the global generator as it was."""
     with torch.random.fork_rng(devices=[]), torch.device("meta" if seed is None else "cpu"):
         if seed is not None:
             torch.manual_seed(seed)
@@ -104,9 +96,7 @@ def build(arguments: Mapping[str, Any], seed: int | None = None) -> nn.Module:
 
 
 def _make(arguments: Mapping[str, Any]) -> nn.Module:
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()
-    }
+    given: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in arguments.items()}
     make, clamp = MODELS[given.pop("name")], given.pop("clamp", False)
     network = make(**given | ({"base": _make(given["base"])} if "base" in given else {}))
     if not clamp:
@@ -122,12 +112,9 @@ def model(card: Mapping[str, Any]) -> nn.Module:
     network = ell0.recipe.model(checkpoint.card)
     checkpoint.into(network)
     """
-    arguments = card.get("model")
-    if not isinstance(arguments, Mapping) or arguments.get("name") not in MODELS:
-        raise ValueError(f"card must name a model that a recipe can build ({', '.join(MODELS)}), got {arguments!r}")
     try:
-        return build(arguments, seed=0)
-    except (KeyError, TypeError, ValueError) as error:
+        return build(card["model"], seed=0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"card must name a model that a recipe can build, got {dict(arguments)!r} ({error})"
+            f"card must name a model that a recipe can build, got {card.get('model')!r} ({error!r})"
         ) from error

@@ -6,16 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..attacks import ATTACKS, AttackResult
-from ..data import RANGES, Scale
 from ..results import WORST_CASE, Measurement, Row
-from ..threat import L0Ball, Unit, stretched
+from ..threat import L0Ball, Unit
 from ..train import Trades, TrainConfig, TrainingObjective
 from .models import VOTERS
 from .splits import DataSource
@@ -28,23 +24,18 @@ def slug(classifier: str) -> str:
 
 @dataclass(frozen=True)
 class BoxedAttack:
-    """An attack of ``ATTACKS`` with its settings, and the box that it may use."""
+    """An attack of ``ATTACKS`` with its settings; its values lie in [-beta, beta]."""
 
     name: str
     beta: float = 1.0
     unit: Unit = "feature"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    scale: Scale = "symmetric"
 
     def ball(self, budget: int) -> L0Ball:
-        return L0Ball(budget, self.unit, *stretched(RANGES[self.scale], self.beta))
+        return L0Ball(budget, self.unit, -self.beta, self.beta)
 
     def configured(self) -> Callable[..., AttackResult]:
-        given = {
-            key: torch.tensor(value, dtype=torch.float32) if isinstance(value, list) else value
-            for key, value in self.settings.items()
-        }
-        return partial(ATTACKS[self.name], **given)
+        return partial(ATTACKS[self.name], **self.settings)
 
 
 @dataclass(frozen=True)
@@ -100,19 +91,23 @@ class Task:
     row: Row
     budgets: tuple[int, ...] = ()
     betas: tuple[float, ...] = ()
-    unit: Unit = "feature"
-    scale: Scale = "symmetric"
     rows: int | None = None
-    split: str = "test"
     attack: BoxedAttack | None = None
 
-    def ball(self, budget: int, beta: float) -> L0Ball:
-        return L0Ball(budget, self.unit, *stretched(RANGES[self.scale], beta))
+    @property
+    def unit(self) -> Unit:
+        unit: Unit = self.row.get("unit", "feature")
+        return unit
+
+    @property
+    def split(self) -> str:
+        return str(self.row.get("split", "test"))
 
     @property
     def certified_ball(self) -> L0Ball:
         """What its certificate is about, without a budget: any value, or a box."""
-        return self.ball(0, *self.betas) if self.betas else L0Ball(0, self.unit, -math.inf, math.inf)
+        beta = self.betas[0] if self.betas else math.inf
+        return L0Ball(0, self.unit, -beta, beta)
 
     def identities(self) -> list[Row]:
         """The keys of its measurements; no two tasks of a recipe have the same."""
@@ -123,9 +118,9 @@ class Task:
         return [{**self.row, "budget": m, "beta": beta} for beta in self.betas for m in self.budgets]
 
     def shares_rows(self, other: Task) -> bool:
-        """Whether what one found counts for the other: one classifier, one split, one unit."""
-        same = self.split == other.split and self.unit == other.unit
-        return same and self.classifier.name == other.classifier.name
+        """Whether what one found counts for the other."""
+        mine, others = ((task.split, task.unit, task.classifier.name) for task in (self, other))
+        return mine == others
 
     def __str__(self) -> str:
         words = [self.row["what"].replace("_", " "), *([self.row["attack"]] if "attack" in self.row else [])]
@@ -159,7 +154,7 @@ class Recipe:
 
     def everyone(self) -> list[Classifier]:
         """All classifiers that are measured, the used ones first."""
-        return [*chain.from_iterable(recipe.classifiers for recipe in (*self.used, self))]
+        return [one for recipe in (*self.used, self) for one in recipe.classifiers]
 
     def homes(self, out: Path) -> dict[Path, Recipe]:
         """The run folders of the recipes that are used, beside ``out``, and ``out`` itself."""

@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,9 +16,8 @@ from torch import Tensor
 from .. import certify, data
 from ..attacks import ATTACKS
 from ..common import did_you_mean
-from ..data import RANGES, Scale
 from ..results import WORST_CASE, Row
-from ..threat import Unit, stretched
+from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
 from .models import VOTERS, read_models
 from .plan import BoxedAttack, Classifier, Recipe, Task, belongs, slug
@@ -29,8 +27,6 @@ from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, n
 SHIPPED = Path(__file__).parent / "recipes"
 
 _MEASURES = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
-_CERTIFIED = ["mix", "ramp", "quick"]
-_TRADES = ["steps", "loss", "weight"]
 _BUDGETS: Kind[Any] = Kind(
     f'"k" or {many(whole(0)).words}', lambda value: value if value == "k" else many(whole(0)).read(value)
 )
@@ -112,11 +108,10 @@ def _path(path_or_name: Path | str) -> Path:
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """A file as it is, and its content."""
     try:
         text = path.read_bytes()
         return text, tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} must be TOML: {error}") from error
 
 
@@ -147,18 +142,20 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     for other in used:
         if not source.same(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
-    own = [_classifiers(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
-    classifiers = tuple(chain.from_iterable(some for _, some in own))
+    own = [_classifiers(table, seed, over.content if over else {}) for table in top.tables("classifier")]
+    classifiers = tuple(chain(*(some for _, some in own)))
     known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
-    groups = {pattern: tuple(one.name for one in some) for pattern, some in own} | {name: (name,) for name in known}
-    _check_names(path.name, [*chain.from_iterable(other.classifiers for other in used), *classifiers])
-    tasks = chain.from_iterable(_tasks(table, groups, known, source) for table in top.tables("measure"))
+    groups = dict(own) | {name: [one] for name, one in known.items()}
+    tasks = chain(*(_tasks(table, groups, [*known], source.validation) for table in top.tables("measure")))
     # Worst cases come last, the hardest at the end: they count what all the others find.
     ordered = sorted(tasks, key=lambda t: (t.row["queries"], t.row["steps"]) if t.what == "worst_case" else ())
-    paper, quoted = (tuple(_figure(table) for table in top.tables(key)) for key in ("paper", "quoted"))
+    figures = {key: top.tables(key) for key in ("paper", "quoted")}
+    for table in chain(*figures.values()):
+        table.need("value", NUMBER)
+    paper, quoted = (tuple(table.content for table in some) for some in figures.values())
     top.close()
     recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, tuple(ordered), paper, quoted)
-    _check_keys(path.name, recipe)
+    _check(path.name, recipe)
     return recipe
 
 
@@ -174,31 +171,26 @@ def _used(path: Path, name: str, other: str) -> Recipe:
 
 
 def _data(top: TomlTable, folder: Path) -> DataSource:
-    table = top.need_table("data", "data")
+    table = top.need_table("data")
     name, npz = table.take("name", choice(*data.SETS), None), table.take("npz", TEXT, None)
     if (name is None) == (npz is None):
         raise ValueError(f"{table.where}: must have name or npz, and not both")
-    if npz is not None and "scale" in table.content:
-        raise ValueError(f"{table.where}: scale must be left out with npz, which is taken as it is")
-    scale = cast(Scale, table.take("scale", choice(*get_args(Scale)), "symmetric"))
     rows, validation = table.take("train_rows", whole(1), None), table.take("validation", FLAG, False)
     table.close()
-    return DataSource(name, None if npz is None else folder / npz, scale, rows, validation)
+    return DataSource(name, None if npz is None else folder / npz, rows, validation)
 
 
-def _classifiers(
-    table: TomlTable, seed: int, over: Mapping[str, Any], source: DataSource
-) -> tuple[str, list[Classifier]]:
+def _classifiers(table: TomlTable, seed: int, over: Mapping[str, Any]) -> tuple[str, list[Classifier]]:
     """The name as it is written, and its classifiers: one for each value of ``{k}`` and ``{seed}`` in the name.
 
     over: keys that replace those of the classifier's own training.
     """
     pattern = table.need("name", TEXT)
-    models = read_models(table.need_table("model", "classifier.model"))
+    models = read_models(table.need_table("model"))
     own = table.table("training")
     training = TomlTable(f"{table.where}, training", {**(own.content if own else {}), **over})
-    attack, budget = _training_attack(training.table("attack"), source)
-    objective = _objective(training, source)
+    attack, budget = _training_attack(training.table("attack"))
+    objective = _objective(training)
     if objective is not None and models[0]["name"] in VOTERS:
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
     seeds = training.take("seed", many(whole(0)), (seed,))
@@ -211,16 +203,14 @@ def _classifiers(
     given |= {"rates": tuple(given["rates"])} if isinstance(given.get("rates"), list) else {}
     with named(training.where):
         config = TrainConfig(**given)
-    return pattern, [
-        Classifier(
-            pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each)),
-            model, replace(config, seed=each), attack, budget, objective,
-        )
-        for model, each in product(models, seeds)
-    ]  # fmt: skip
+    classifiers = []
+    for model, each in product(models, seeds):
+        name = pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each))
+        classifiers.append(Classifier(name, model, replace(config, seed=each), attack, budget, objective))
+    return pattern, classifiers
 
 
-def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | None:
+def _objective(training: TomlTable) -> TrainingObjective | None:
     certified, trades = training.table("certified"), training.table("trades")
     if certified is not None and trades is not None:
         raise ValueError(f"{training.where}: must have certified or trades, and not both")
@@ -229,19 +219,20 @@ def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | N
         return None
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     if trades is not None:
-        given["low"], given["high"] = stretched(RANGES[source.scale], table.take("beta", POSITIVE, 1.0))
-    given |= table.rest(_CERTIFIED if trades is None else _TRADES)
+        beta = table.take("beta", POSITIVE, 1.0)
+        given |= {"low": -beta, "high": beta}
+    given |= table.rest(["mix", "ramp", "quick"] if trades is None else ["steps", "loss", "weight"])
     table.close()
     with named(table.where):
         return certify.Objective(**given) if trades is None else Trades(**given)
 
 
-def _training_attack(table: TomlTable | None, source: DataSource) -> tuple[BoxedAttack | None, int]:
+def _training_attack(table: TomlTable | None) -> tuple[BoxedAttack | None, int]:
     if table is None:
         return None, 0
     name, budget = table.need("name", choice(*ATTACKS)), table.need("budget", whole(1))
     beta, unit = table.take("beta", POSITIVE, 1.0), _unit(table)
-    attack = BoxedAttack(name, beta, unit, table.rest([*ATTACKS[name].settings]), source.scale)
+    attack = BoxedAttack(name, beta, unit, table.rest([*ATTACKS[name].settings]))
     table.close()
     _rehearse(table.where, attack)
     return attack, budget
@@ -263,31 +254,28 @@ def _unit(table: TomlTable) -> Unit:
 
 
 def _tasks(
-    table: TomlTable, groups: Mapping[str, tuple[str, ...]], known: Mapping[str, Classifier], source: DataSource
+    table: TomlTable, groups: Mapping[str, list[Classifier]], everyone: list[str], validation: bool
 ) -> list[Task]:
     """The tasks of one measure, on each of its classifiers."""
     what = table.need("what", choice(*_MEASURES))
-    chosen = table.take("classifiers", many(choice(*groups)), tuple(known))
-    classifiers = [known[name] for name in dict.fromkeys(chain.from_iterable(groups[name] for name in chosen))]
+    chosen = table.take("classifiers", many(choice(*groups)), everyone)
+    classifiers = [*{one.name: one for name in chosen for one in groups[name]}.values()]
     voters = [one.name for one in classifiers if one.votes]
     split = table.take("split", choice("test", "validation"), "test")
-    if split == "validation" and not source.validation:
+    if split == "validation" and not validation:
         raise ValueError(f"{table.where}: split must be 'test' unless data has validation = true")
     rows, protocol = table.take("rows", whole(1), None), table.take("protocol", TEXT, None)
     shared: Row = {"what": what}
     shared |= {} if protocol is None else {"protocol": protocol}
     shared |= {} if split == "test" else {"split": split}
-    shared |= {} if source.scale == "symmetric" else {"scale": source.scale}
-    make = partial(Task, what=what, scale=source.scale, rows=rows, split=split)
     betas: tuple[float, ...] = ()
     if what != "clean_accuracy":
         # A certificate is for any value, unless a box is asked for.
         betas = table.take("beta", many(POSITIVE), () if what == "certified_accuracy" else (1.0,))
         shared["unit"] = unit = _unit(table)
-        make = partial(make, unit=unit)
     written = table.need("budgets", _BUDGETS) if what not in ("clean_accuracy", "median_distance") else ()
     # What each task adds to the row, its boxes, and its attack.
-    variants: list[tuple[Row, tuple[float, ...], BoxedAttack | None]] = [({}, (), None)]
+    variants: list[tuple[Row, tuple[float, ...], BoxedAttack | None]] = []
     method, white_box = None, what == "worst_case"
     if what == "worst_case":
         spent = {"queries": table.take("queries", whole(1), 1000), "steps": table.take("steps", whole(1), 100)}
@@ -298,7 +286,7 @@ def _tasks(
             if key in table.content:
                 raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
         method = table.take("method", choice(*get_args(certify.Method)), "best")
-        variants = [({"beta": beta}, (beta,), None) for beta in betas] or variants
+        variants = [({"beta": beta}, (beta,), None) for beta in betas]
     elif what != "clean_accuracy":
         name = table.take("attack", choice(*ATTACKS), "pointwise" if what == "median_distance" else "sparse_rs")
         settings, white_box = ATTACKS[name].settings, ATTACKS[name].white_box
@@ -309,10 +297,9 @@ def _tasks(
         given = table.rest([key for key in settings if key not in ("queries", "steps")])
         shared |= {"attack": name, **given}
         for beta, effort in product(betas, efforts):
-            attack = BoxedAttack(name, beta, unit, given | effort, source.scale)
-            _rehearse(table.where, attack)
-            variants.append(({**effort, "beta": beta}, (beta,), attack))
-        del variants[0]
+            boxed = BoxedAttack(name, beta, unit, given | effort)
+            _rehearse(table.where, boxed)
+            variants.append(({**effort, "beta": beta}, (beta,), boxed))
     table.close()
     if voters and white_box:
         raise ValueError(f"{table.where}: classifiers must be without {voters[0]}, whose votes have no gradient")
@@ -323,42 +310,30 @@ def _tasks(
         budgets: Any = (one.k,) if written == "k" else written
         row = {**shared, **one.identity, **({} if method is None or one.votes else {"method": method})}
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
-        tasks += [
-            make(one, row={**row, **budget, **entries}, budgets=budgets, betas=boxes, attack=attack)
-            for (entries, boxes, attack), budget in product(variants, each)
-        ]
+        for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
+            tasks.append(Task(one, what, {**row, **budget, **entries}, budgets, boxes, rows, attack))
     return tasks
 
 
-def _figure(table: TomlTable) -> Row:
-    table.need("value", NUMBER)
-    for key, value in table.content.items():
-        if not isinstance(value, str | bool | int | float):
-            raise ValueError(f"{table.where}: {key} must be a text, a number, true or false, got {value!r}")
-    return dict(table.content)
-
-
-def _check_names(where: str, classifiers: list[Classifier]) -> None:
-    if not classifiers:
+def _check(where: str, recipe: Recipe) -> None:
+    """Raises ValueError unless the recipe has classifiers, each name and measure once, and figures that it measures."""
+    if not recipe.everyone():
         raise ValueError(f"{where}: must train a classifier ([[classifier]]) or use another recipe's (use = [...])")
     seen: dict[str, str] = {}
-    for name in (one.name for one in classifiers):
+    for name in (one.name for one in recipe.everyone()):
         if not slug(name):
             raise ValueError(f"{where}: a classifier's name must have a letter or a digit, got {name!r}")
         if slug(name) in seen:
             raise ValueError(f"{where}: classifiers must have different names, got {seen[slug(name)]!r} and {name!r}")
         seen[slug(name)] = name
-
-
-def _check_keys(where: str, recipe: Recipe) -> None:
     keys = [key for task in recipe.tasks for key in task.identities()]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            raise ValueError(f"{where}: no two measures may be the same, got {_words(key)} twice")
+            raise ValueError(f"{where}: no two measures may be the same, got {_in_words(key)} twice")
     for i, figure in enumerate(recipe.paper, 1):
         if not any(belongs(figure, key) for key in (*keys, *recipe.times())):
-            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {_words(figure)}")
+            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {_in_words(figure)}")
 
 
-def _words(row: Row) -> str:
+def _in_words(row: Row) -> str:
     return ", ".join(f"{key} = {value}" for key, value in row.items())

@@ -1,13 +1,12 @@
-"""One run from data to results: everything is checked first, and a run that was killed goes on."""
+"""Runs of recipes from data to results: everything is checked first, and a run that was killed goes on."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -24,15 +23,14 @@ from ..results import Measurement, Results, Row
 from . import verdicts
 from .gallery import write_gallery
 from .measuring import Subject, measure
-from .models import base_shape, build, fitted
+from .models import build, fitted
 from .plan import Classifier, Recipe, Task, slug
 from .reading import load, names
 from .splits import Splits, read_splits
 from .toml import named
 from .verdicts import Verdicts
 
-FORMAT = "2"
-"""The version of what a run folder holds, which is written there: another version cannot go on with it."""
+_FORMAT = b"2"  # of what a run folder holds; another version cannot go on with it
 
 
 class BusyError(ValueError):
@@ -54,9 +52,8 @@ def run(
         folder = ell0.recipe.run("mnist-quick")
         rows = Results.load(folder / "results.json").rows
 
-    Called again after a kill, it goes on: finished trainings and measures are not done twice, and the figures (times
-    aside) are those of a run that was not killed. Classifiers of recipes that this one uses are trained in folders
-    beside its own, if they are not there.
+    Called again after a kill, it goes on: the figures (times aside) are those of a run that was not killed. Classifiers
+    of recipes that this one uses are trained in folders beside its own, if they are not there.
 
     Args:
         path_or_name: a recipe that comes with ell0 (`names`), a TOML file, or what `load` returned.
@@ -64,8 +61,7 @@ def run(
         device: such as "cpu". Default: a GPU if there is one.
         resume: False refuses a folder that holds a run.
         root: where the data lies, see `ell0.data.load`.
-        progress: called at the start of each stage, and during it.
-        team: ranks that share the work (`ell0.parallel`). Rank 0 alone needs the folder, all need the data.
+        team: ranks that share the work. Rank 0 alone needs the folder, all need the data.
     """
     recipe = path_or_name if isinstance(path_or_name, Recipe) else load(path_or_name)
     folder = Path("runs") / recipe.name if out is None else Path(out)
@@ -84,10 +80,41 @@ def run(
 def finished(folder: Path, recipe: Recipe) -> bool:
     """Whether a folder holds a run of the recipe with every figure that it asks for."""
     held, results = folder / "recipe.toml", folder / "results.json"
-    if not (held.is_file() and results.is_file() and held.read_bytes() == recipe.text):
+    if not (results.is_file() and held.is_file() and held.read_bytes() == recipe.text):
         return False
     there = [row.key for row in Results.load(results).rows]
     return all(row in there for row in recipe.asked())
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What became of a sweep. finished: the folders of its finished runs.  busy: those of other processes."""
+
+    finished: tuple[Path, ...]
+    busy: tuple[Path, ...]
+
+
+def run_sweep(
+    recipes: tuple[Recipe, ...], out: Path | str, *, progress: Progress = silent, team: Team = ALONE, **options: Any
+) -> Swept:
+    """Runs those recipes of a `sweep` that are not finished, each in a folder ``out/NAME``; options are those of `run`.
+
+    Runs that other processes are at work on are left to them, so the same command on several machines, or as an array
+    of a cluster's jobs, shares out the runs. At the end it tries those once more, since a process may have died.
+    """
+    folders = {Path(out) / recipe.name: recipe for recipe in recipes}
+    busy: dict[Path, Recipe] = {}
+    for turn in (folders, busy):
+        for number, (folder, recipe) in enumerate(dict(turn).items(), 1):
+            busy.pop(folder, None)
+            if options.get("resume", True) and team.once(partial(finished, folder, recipe)):
+                continue
+            progress(Step(recipe.name, number, len(turn)))
+            try:
+                run(recipe, out=folder, progress=progress, team=team, **options)
+            except BusyError:
+                busy[folder] = recipe
+    return Swept(tuple(folder for folder in folders if folder not in busy), tuple(busy))
 
 
 class _RecipeRun:
@@ -111,17 +138,14 @@ class _RecipeRun:
                 networks |= {one.name: self._train(home, its, one) for one in its.classifiers}
         weights = {name: digest(*chain(*network.state_dict().items())) for name, network in networks.items()}
         for number, task in enumerate(self._recipe.tasks):
-            name = task.classifier.name
-            self._measure(number, task, networks[name], weights[name])
-        self._team.once(partial(self._end, networks))
+            self._measure(number, task, networks[task.classifier.name], weights[task.classifier.name])
+        self._team.once(partial(self._show, networks))
 
-    def _end(self, networks: dict[str, nn.Module]) -> None:
+    def _show(self, networks: dict[str, nn.Module]) -> None:
         gallery = self._folder / "gallery.npz"
         if not gallery.exists() and self._data.test[0].ndim == 4:
             self._enter("a gallery of attacked images")
             write_gallery(gallery, self._recipe, networks, self._data.test)
-        if not (self._folder / "results.json").exists():
-            self._save()
 
     def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
         network = build(_fitted(one, self._data), one.training.seed).to(self._place)
@@ -142,7 +166,9 @@ class _RecipeRun:
         found = self._team.once(partial(verdicts.load, path, weights))
         if found is None or not all(self._has(row) for row in task.identities()):
             known = [one for other, some in self._verdicts if task.shares_rows(other) for one in some]
-            with self._precision(task):
+            certified = {other.classifier.name for other in self._recipe.tasks if other.what == "certified_accuracy"}
+            # Attacks see float32 if a certificate, which is about float32, is to be compared with them.
+            with dense_products(tf32=False) if task.classifier.name in certified else nullcontext():
                 rows, found = measure(task, subject, known)
             self._team.once(partial(verdicts.save, path, weights, found))
             for one, other in product(found, known):
@@ -150,11 +176,6 @@ class _RecipeRun:
             self._keep(rows)
         self._verdicts.append((task, found))
         self._team.once(subject.forget)
-
-    def _precision(self, task: Task) -> AbstractContextManager[None]:
-        """Attacks see float32 if a certificate, which is about float32, is to be compared with them."""
-        certified = {other.classifier.name for other in self._recipe.tasks if other.what == "certified_accuracy"}
-        return dense_products(tf32=False) if task.classifier.name in certified else nullcontext()
 
     def _enter(self, what: str) -> Progress:
         """Reports a new stage, and returns the progress of the work inside it."""
@@ -171,10 +192,7 @@ class _RecipeRun:
         before = [row for row in self._results.rows if row.key not in new]
         self._results.rows = before + [self._recipe.with_paper(row) for row in rows]
         self._results.seconds = round(self._before + time.perf_counter() - self._start, 1)
-        self._team.once(self._save)
-
-    def _save(self) -> None:
-        self._results.save(self._folder / "results.json")
+        self._team.once(partial(self._results.save, self._folder / "results.json"))
 
     def _begin(self) -> Results:
         seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone())})
@@ -200,34 +218,24 @@ def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:
     """What a checkpoint says of itself: how its model is built, and on what it is measured."""
     card = {"recipe": its.name, "classifier": one.name, "model": _fitted(one, data)}
     card |= {"data": its.data.name or "npz", "measured_rows": data.digest}
-    card |= {} if its.data.scale == "symmetric" else {"scale": its.data.scale}
     return dict(json.loads(json.dumps(card)))
 
 
 def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
     """Raises ValueError if the data does not fit the recipe, or has too few rows for all ranks."""
-    x, _ = data.train
-    shape, classes = tuple(x.shape[1:]), data.classes
     for one in recipe.everyone():
-        model = _fitted(one, data)
-        sees, seen = (model["base"], base_shape(shape)) if "base" in model else (model, shape)
-        given = sees.get("in_features", tuple(sees.get("in_shape", seen)))
-        if given not in (seen, math.prod(seen)) or sees["classes"] < classes:
-            raise ValueError(
-                f"{one.name}: the model must take rows of shape {seen} to at least {classes} classes, got {sees}"
-            )
-        build(model)
-        if one.objective is not None:
-            with named(one.name):
-                one.objective.check(build(model, seed=0), *(part[:1] for part in data.train))
+        with named(one.name):
+            network = build(_fitted(one, data), seed=None if one.objective is None else 0)
+            if one.objective is not None:
+                one.objective.check(network, *(part[:1] for part in data.train))
     for task in recipe.tasks:
-        split, wanted = task.split, task.rows
-        rows, _ = data[split]
-        team.check_rows(str(task), len(rows) if wanted is None else wanted)
-        if wanted is not None and wanted > len(rows):
-            raise ValueError(f"{task}: rows must be at most the {len(rows)} of the {split} split, got {wanted}")
-        if task.unit == "pixel" and x.ndim != 4:
-            raise ValueError(f'{task}: unit must be "feature" for rows of shape {shape}, got "pixel"')
+        rows, _ = data[task.split]
+        wanted = len(rows) if task.rows is None else task.rows
+        team.check_rows(str(task), wanted)
+        if wanted > len(rows):
+            raise ValueError(f"{task}: rows must be at most the {len(rows)} of the {task.split} split, got {wanted}")
+        if task.unit == "pixel" and rows.ndim != 4:
+            raise ValueError(f'{task}: unit must be "feature" for rows of shape {tuple(rows.shape[1:])}, got "pixel"')
         if task.what == "certified_accuracy":
             network = build(_fitted(task.classifier, data), seed=0).eval()
             with named(task):
@@ -240,7 +248,13 @@ def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> No
     for home, its in recipe.homes(folder).items():
         _check_home(home, its, resume or its is not recipe)
         for one in its.classifiers:
-            _check_card(home / slug(one.name), _card(its, one, data))
+            own = home / slug(one.name)
+            if (own / "checkpoint.safetensors").exists():
+                held, card = train.load_checkpoint(own).card, _card(its, one, data)
+                if what := ", ".join(key for key in {**held, **card} if held.get(key) != card.get(key)):
+                    raise ValueError(
+                        f"out must hold a run of this recipe on this data, but {str(own)!r} differs in: {what}"
+                    )
 
 
 def _check_home(home: Path, its: Recipe, resume: bool) -> None:
@@ -252,26 +266,12 @@ def _check_home(home: Path, its: Recipe, resume: bool) -> None:
         if home.exists() and any(not path.name.startswith(".") for path in home.iterdir()):
             raise ValueError(f"out must be new, empty or a run folder, but {str(home)!r} holds other files")
         return
-    if not version.exists() or version.read_text() != FORMAT:
-        raise ValueError(
-            f"out must be new, but {str(home)!r} holds a run of another version of ell0, which this version cannot "
-            "continue: give another out"
-        )
+    if not version.exists() or version.read_bytes() != _FORMAT:
+        raise ValueError(f"out must be new, but {str(home)!r} holds a run of another version of ell0: give another out")
     if held.read_bytes() != its.text:
         raise ValueError(f"out must be new or hold a run of this recipe, but {str(home)!r} holds one of another recipe")
     if not resume:
         raise ValueError(f"out must be new, but {str(home)!r} holds a run of this recipe already")
-
-
-def _check_card(folder: Path, card: dict[str, Any]) -> None:
-    """Raises ValueError if a checkpoint is of another model, or was made with other data."""
-    if not (folder / "checkpoint.safetensors").exists():
-        return
-    held = train.load_checkpoint(folder).card
-    differs = [key for key in {**held, **card} if held.get(key) != card.get(key)]
-    if differs:
-        what = ", ".join(differs)
-        raise ValueError(f"out must hold a run of this recipe on this data, but {str(folder)!r} differs in: {what}")
 
 
 @contextmanager
@@ -292,6 +292,6 @@ def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
         _check_home(home, its, resume)  # again: from now on nobody else changes it
-        write_whole(home / ".format", FORMAT.encode())
+        write_whole(home / ".format", _FORMAT)
         write_whole(home / "recipe.toml", its.text)
         yield

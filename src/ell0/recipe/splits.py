@@ -8,21 +8,18 @@ from pathlib import Path
 
 from .. import data
 from ..common import digest
-from ..data import LabelledRows, Scale
+from ..data import LabelledRows
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the data comes from: ``name``, a set of `ell0.data`, or ``npz``, a file with x_train, y_train, x_test and
-    y_test.
+    """name: a set of `ell0.data`.  npz: in its place a file with x_train, y_train, x_test and y_test, taken as it is.
 
-    scale: of the images of a set; a file is taken as it is.  train_rows: train on the first n rows only.
-    validation: whether the last tenth of the training rows is kept apart, to choose on.
+    train_rows: train on the first n rows only.  validation: keep the last tenth of the training rows to choose on.
     """
 
     name: str | None
     npz: Path | None
-    scale: Scale
     train_rows: int | None
     validation: bool
 
@@ -59,9 +56,7 @@ def read_splits(source: DataSource, root: Path | str | None) -> Splits:
     """Reads the data of a recipe; raises if it is not here, or not whole."""
     if source.npz is None:
         assert source.name is not None
-        train, test = (
-            data.load(source.name, split, root, scale=source.scale) for split in ("train+validation", "test")
-        )
+        train, test = (data.load(source.name, split, root) for split in ("train+validation", "test"))
     else:
         train, test = (data.read_npz(source.npz, f"x_{split}", f"y_{split}") for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:

@@ -48,6 +48,7 @@ def _number(value: Any) -> float | None:
 
 TEXT: Kind[str] = Kind("a text", lambda value: value if isinstance(value, str) and value else None)
 FLAG: Kind[bool] = Kind("true or false", lambda value: value if isinstance(value, bool) else None)
+_TABLE: Kind[dict[str, Any]] = Kind("a table", lambda value: value if isinstance(value, dict) else None)
 NUMBER: Kind[float] = Kind("a number", _number)
 POSITIVE: Kind[float] = Kind("a number > 0", lambda value: number if (number := _number(value) or 0) > 0 else None)
 
@@ -119,28 +120,21 @@ class TomlTable:
             raise ValueError(f"{self.where}: {key} must be {kind.words}, got {value!r}{hint}")
         return read
 
-    def need_table(self, key: str, header: str) -> TomlTable:
+    def need_table(self, key: str) -> TomlTable:
         """The table under a key that must be there."""
-        table = self.table(key)
-        if table is None:
-            raise ValueError(f"{self.where}: the table [{header}] is missing")
-        return table
+        return TomlTable(f"{self.where}, {key}", self.need(key, _TABLE))
 
     def table(self, key: str) -> TomlTable | None:
         """The table under a key."""
-        self._asked.append(key)
-        if key not in self.content:
-            return None
-        if not isinstance(self.content[key], dict):
-            raise ValueError(f"{self.where}: {key} must be a table, got {self.content[key]!r}")
-        return TomlTable(f"{self.where}, {key}", self.content[key])
+        content = self.take(key, _TABLE, None)
+        return None if content is None else TomlTable(f"{self.where}, {key}", content)
 
     def tables(self, key: str) -> list[TomlTable]:
         """The tables of an array, each named by its number."""
-        self._asked.append(key)
-        found = self.content.get(key, [])
-        if found and not _is_tables(found):
-            raise ValueError(f"{self.where}: {key} must be tables, written [[{key}]], got {found!r}")
+        kind: Kind[list[Any]] = Kind(
+            f"tables, written [[{key}]]", lambda value: value if value == [] or _is_tables(value) else None
+        )
+        found = self.take(key, kind, [])
         return [TomlTable(f"{self.where}, {key} {i}", item) for i, item in enumerate(found, 1)]
 
     def rest(self, allowed: list[str]) -> dict[str, Any]:

@@ -36,14 +36,8 @@ class Verdicts:
         """A proof that no error within the box is nearer than the radius; distance holds the radii."""
         return cls(beta, (CERTIFICATE,), torch.full_like(radii, -1), radii)
 
-    @classmethod
-    def nothing(cls, n: int) -> Verdicts:
-        """That n rows were looked at, without a verdict on any."""
-        return cls(0.0, (), torch.full((n,), -1), torch.full((n,), -1))
-
     @property
     def proves(self) -> bool:
-        """Whether it is a certificate."""
         return self.names == (CERTIFICATE,)
 
     def check(self, other: Verdicts) -> None:
@@ -54,8 +48,7 @@ class Verdicts:
             return
         n = min(len(self.verdict), len(other.verdict))
         broken = (other.verdict[:n] >= 0) & (other.distance[:n] <= self.distance[:n])
-        if bool(broken.any()):
-            row = int(broken.nonzero()[0])
+        for row in broken.nonzero().flatten().tolist():
             raise ValueError(
                 f"row {row} is certified for {int(self.distance[row])} changes, and "
                 f"{other.names[int(other.verdict[row])]} broke it with {int(other.distance[row])}: a bug in one of them"
@@ -85,17 +78,16 @@ def proven(evidence: Sequence[Verdicts], n: int, budget: int, beta: float) -> in
 
 def save(path: Path, weights: str, boxes: Sequence[Verdicts]) -> None:
     """Writes what was found with these weights, box by box; all have the same rows and names."""
-    path.parent.mkdir(exist_ok=True)
+    arrays = {
+        "weights": np.array(weights),
+        "names": np.array(json.dumps(boxes[0].names)),
+        "beta": np.array([one.beta for one in boxes]),
+        "verdict": np.stack([one.verdict.numpy().astype(np.int16) for one in boxes]),
+        "distance": np.stack([one.distance.numpy().astype(np.int32) for one in boxes]),
+    }
     file = io.BytesIO()
-    np.savez_compressed(
-        file,
-        allow_pickle=False,
-        weights=np.array(weights),
-        names=np.array(json.dumps(boxes[0].names)),
-        beta=np.array([one.beta for one in boxes]),
-        verdict=np.stack([one.verdict.numpy().astype(np.int16) for one in boxes]),
-        distance=np.stack([one.distance.numpy().astype(np.int32) for one in boxes]),
-    )
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    path.parent.mkdir(exist_ok=True)
     write_whole(path, file.getvalue())
 
 

@@ -148,16 +148,9 @@ def view_of(run: Run) -> View:
         recipe=run.text,
         units=units,
         items=items,
-        scale=_scale(run) if data else "",
+        scale="The values of clean images lie within ±1." if data else "",
         flags=tuple(flags_of(rows, worst, single, verdict.classifier)),
     )
-
-
-def _scale(run: Run) -> str:
-    """Of a run on [0, 1] values are told as on [-1, 1], where the attacker can do the same."""
-    if any(row.get("scale") == "unit" for row in run.results.rows):
-        return "Values refer to images scaled to ±1; the networks take images in 0 to 1."
-    return "The values of clean images lie within ±1."
 
 
 def _is_images(run: Run) -> bool:
