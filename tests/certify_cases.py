@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ell0 import L0Ball
-from ell0.certify.lower_bounds import Bounder, margin_goals
 from ell0.certify.network import Network
+from ell0.certify.propagate import Bounder, margin_goals
 from ell0.certify.reachable import Reachable
 from ell0.nn import InputClamp, InputScale, TruncatedLinear
 

@@ -18,7 +18,7 @@ from ell0.attacks import sparse_rs
 from ell0.certify import PartitionEnsemble, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
 from ell0.train import Trades, TrainConfig, fit
-from ell0.train.augment import AUGMENTS
+from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
 from gpu_checks import run_checks
 
@@ -201,7 +201,7 @@ def check_images() -> None:
     networks = []
     # Else a rounding may decide which of two pixels is pooled. On the CPU weights keep their layout.
     x, y = images(330)
-    for device, graph in (("cpu", None), ("cuda", False), ("cuda", True)):
+    for device, graph in (("cpu", False), ("cuda", False), ("cuda", True)):
         model = convolutions().double().to(device)
         fit(model, (x.double(), y), replace(config, epochs=1, graph=graph))
         networks.append(model.cuda())

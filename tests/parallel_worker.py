@@ -17,13 +17,9 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -34,17 +30,13 @@ from ell0.certify import Objective
 from ell0.cli import main
 from ell0.common import Progress, Step, silent
 from ell0.evaluation import Evaluation
-from ell0.nn import TruncatedLinear
-from ell0.parallel import ALONE, Team, _Ranks, together
+from ell0.parallel import ALONE, Team, together
 from ell0.train import TrainConfig
-from ell0.train.folder import TrainingFolder
-from ell0.train.stepper import Stepper
 
 BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
 CONFIG = TrainConfig(epochs=7, batch=129, rates=(0.002,), optimizer="adam", refresh=3, attack_batch=500)
 ATTACK = partial(sparse_rs, ball=BALL, queries=20)
-JUDGES = {"rs": partial(sparse_rs, queries=30)}
 
 
 def network() -> nn.Sequential:
@@ -61,54 +53,12 @@ def trained(out: Path | None, team: Team = ALONE, progress: Progress = silent) -
     return model.eval()
 
 
-def fitted(
-    model: nn.Sequential, config: TrainConfig, team: Team = ALONE, rows: int = 43, **other: Any
-) -> nn.Sequential:
-    """Trained on few rows."""
-    x, y = data.load("digits", "train")
-    train.fit(model, (x[:rows], y[:rows]), config, team=team, **other)
-    return model
-
-
-def one_epoch(team: Team = ALONE) -> nn.Module:
-    """Of batches that the ranks cannot share evenly: 7, 7 and 4 rows."""
-    return fitted(network(), TrainConfig(epochs=1, batch=7, rates=(0.1,)), team, rows=18)
-
-
-def narrow() -> nn.Sequential:
-    """What is hard to shard: three rows of weights on four ranks, a view written to, buffers, frozen weights."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        inner = nn.Sequential(TruncatedLinear(64, 3, k=4), nn.ReLU(inplace=True), nn.BatchNorm1d(3))
-        model = nn.Sequential(nn.Flatten(), inner, nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
-    model[2].requires_grad_(False)
-    return model
-
-
-ADAM = TrainConfig(epochs=4, batch=29, rates=(0.01,), optimizer="adam")
-PLAIN = TrainConfig(epochs=3, batch=29, rates=(0.1,))
-SHARDED: dict[str, Callable[[Team], nn.Module]] = {
-    "adam": lambda team: fitted(narrow(), ADAM, team),
-    "sgd": lambda team: fitted(narrow(), replace(PLAIN, rates=(0.1, 0.01), weight_decay=0.01), team),
-    "bf16": lambda team: fitted(narrow(), replace(PLAIN, precision="bf16"), team),
-    # It reads weights and does not call layers, and changes from epoch to epoch.
-    "objective": lambda team: fitted(network(), PLAIN, team, objective=Objective(2)),
-    "trades": lambda team: fitted(network(), PLAIN, team, objective=train.Trades(4, steps=3)),
-}
-
-
-def stopped(out: Path, team: Team) -> None:
-    """Writes a checkpoint of ADAM after two epochs."""
-
-    def progress(step: Step) -> None:
-        if step.done == 2:
-            raise InterruptedError
-
-    with suppress(InterruptedError), patch.object(TrainingFolder, "due", lambda *_: True):
-        fitted(narrow(), ADAM, team, out=out, progress=progress)
-
-
-def numbers(model: nn.Module) -> list[list[float]]:
+def one_epoch(team: Team = ALONE) -> list[list[float]]:
+    """The weights after batches that the ranks cannot share evenly, 7, 7 and 4 rows; then on a bound."""
+    model, (x, y) = network(), data.load("digits", "train")
+    for objective in (None, Objective(2, ramp=0)):
+        config = TrainConfig(epochs=1, batch=7, rates=(0.1,))
+        train.fit(model, (x[:18], y[:18]), config, objective=objective, team=team)
     return [tensor.flatten().tolist() for tensor in model.state_dict().values()]
 
 
@@ -116,7 +66,8 @@ def judged(model: nn.Module, state: Path | None, team: Team = ALONE, batch: int 
     """On its own labels, so that all rows stand at first."""
     x = data.load("digits", "test")[0][:101]
     y = model(x).argmax(1)
-    return evaluate(model, x, y, BALL, JUDGES, budgets=[1, 3], batch=batch, state_path=state, team=team)
+    attacks = {"rs": partial(sparse_rs, queries=30)}
+    return evaluate(model, x, y, BALL, attacks, budgets=[1, 3], batch=batch, state_path=state, team=team)
 
 
 def accuracy(model: nn.Module) -> float:
@@ -143,34 +94,9 @@ def _all(folder: Path, team: Team) -> None:
         "weights": weights(model),
         "accuracy": accuracy(model),
         "found": found(evaluation),
-        "epoch": numbers(one_epoch(team)),
+        "epoch": one_epoch(team),
     }
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))
-
-
-def _sharded(folder: Path, team: Team) -> None:
-    """What a sharded team of these processes trains, and keeps on a rank."""
-    assert isinstance(team, _Ranks)
-    parts = _Ranks(team._fabric, sharded=True)
-    told: dict[str, Any] = {
-        name: {"sharded": numbers(work(parts)), "whole": numbers(work(team))}
-        for name, work in SHARDED.items()
-        if name == "adam" or team.size == 2
-    }
-    for home, its in (("whole", team), ("sharded", parts)):
-        stopped(folder / home, its)
-    again = team.once(lambda: Path(shutil.copytree(folder / "sharded", folder / "again")))
-    told["resumed"] = numbers(fitted(narrow(), ADAM, parts, out=again))
-    stepper = Stepper(narrow(), ADAM, parts)
-    x, y = data.load("digits", "train")
-    stepper.step(x[:9], y[:9])
-    held: dict[str, list[Any]] = {
-        "weights": list(stepper._names),
-        "gradients": [part.grad for part in stepper._names],
-        "state": [tensor for tensor in stepper.state().values() if tensor.ndim],
-    }
-    sizes = {kind: sum(tensor.to_local().numel() for tensor in tensors) for kind, tensors in held.items()}
-    (folder / f"sharded{team.rank}.json").write_text(json.dumps({"told": told, "sizes": sizes}))
 
 
 def _resumed(folder: Path, team: Team) -> None:
@@ -202,10 +128,8 @@ def _killed_in_evaluation(folder: Path, team: Team) -> None:
 
 JOBS = {
     "all": _all,
-    "sharded": _sharded,
     "resumed": _resumed,
     "killed-in-training": _killed_in_training,
-    "killed-in-sharded-training": _killed_in_training,
     "killed-in-evaluation": _killed_in_evaluation,
 }
 
@@ -218,7 +142,7 @@ def work(words: list[str]) -> int:
     if words[0] not in JOBS:
         return main(words)
     launched = None if "LOCAL_WORLD_SIZE" in os.environ else 2
-    with together(launched, device="cpu", sharded=words[0] == "killed-in-sharded-training") as team:
+    with together(launched, device="cpu") as team:
         for job, folder in zip(words[::2], words[1::2], strict=True):
             JOBS[job](Path(folder), team)
     return 0
@@ -267,7 +191,6 @@ if __name__ == "__main__":
     if sys.argv[1] != "fork":
         raise SystemExit(work(sys.argv[1:]))
     import lightning_fabric  # noqa: F401
-    import torch.distributed.fsdp
 
     data.load("digits", "train")  # imports scikit-learn
     print(json.dumps([forked(ranks, words) for ranks, words in json.loads(sys.argv[2])]))

@@ -167,7 +167,7 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(unit: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"budget": 0}, "budget must be an int >= 1, got 0"),
+        ({"budget": -1}, "budget must be an int >= 0, got -1"),
         ({"budget": 2, "mix": 0.0}, r"mix must lie in \(0, 1\], got 0.0"),
         ({"budget": 2, "mix": 1.5}, r"mix must lie in \(0, 1\], got 1.5"),
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),

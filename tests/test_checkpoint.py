@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import copy
 import json
 import re
 from contextlib import suppress
@@ -12,13 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from ell0 import train
 from ell0.train.safetensors_format import encode, read
-from small_training import network, same
-
-# --- the file format --------------------------------------------------------------------------------------------------
+from small_training import CONFIG, network, rows, same
 
 TENSORS = {
     "b": torch.tensor([True, False, True]),
@@ -74,10 +72,12 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, objec
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+TWICE = {"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}
+
+
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ([1], 0, "is damaged"),
         ({"a": 1}, 0, "is damaged"),
         ({"a": entry("F32", [2], 0, 8)}, 9, "it has 1 bytes too many"),
         ({"a": entry("F32", [2], 0, 8)}, 7, "ends outside of the file"),
@@ -85,11 +85,7 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, objec
         ({"a": entry("F4", [2], 0, 8)}, 8, "a has 8 bytes, which do not fill F4"),
         ({"a": entry("F32", [-1, -2], 0, 8)}, 8, "a has 8 bytes"),
         ({"a": entry("F32", [0, 2**62, 2**62], 0, 0)}, 0, "a has 0 bytes"),
-        (
-            {"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)},
-            6,
-            "b does not lie where the tensor before it ends",
-        ),
+        (TWICE, 6, "b does not lie where the tensor before it ends"),
         ({"__metadata__": {"a": 1}}, 0, "its metadata must be strings"),
     ],
 )
@@ -105,13 +101,6 @@ def test_types_without_a_word_are_refused() -> None:
         encode({"z": torch.zeros(1, dtype=torch.complex64)}, {})
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     model, card = network(nn.Linear(2, 3), nn.BatchNorm1d(3)), {"name": "F(3)", "k": [3, None]}
     path = train.save_checkpoint(tmp_path / "m.safetensors", model, card)
@@ -122,9 +111,6 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert same(model, other)
     assert checkpoint.card == card
     assert checkpoint.about["model"] == repr(model)
-    beside = json.loads((tmp_path / "m.json").read_text())
-    assert beside["card"] == card
-    assert beside["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -137,15 +123,17 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path, other: nn.Module, message: str) -> None:
     path = train.save_checkpoint(tmp_path / "m.safetensors", nn.Sequential(nn.Linear(2, 3)))
-    before = weights(other)
+    before = copy.deepcopy(other)
     with pytest.raises(ValueError, match=f"^the checkpoint must be of this architecture, but {re.escape(message)}$"):
         train.load_checkpoint(path).into(other)
     assert same(other, before)
 
 
 def test_a_card_must_be_json(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not JSON serializable"):
         train.save_checkpoint(tmp_path / "m.safetensors", nn.Linear(1, 1), {"a": object()})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        train.fit(network(), rows(), CONFIG, out=tmp_path, card={"a": object()})
     assert not list(tmp_path.iterdir())
 
 

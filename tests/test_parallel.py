@@ -33,9 +33,8 @@ from ell0.evaluation import flags as flags_room
 from ell0.evaluation.state import State
 from ell0.parallel import ALONE, Team
 from ell0.results import Results
-from ell0.train.appended import AppendedRows, TrainingSet, search
-from ell0.train.folder import TrainingFolder
-from ell0.train.stepper import layer_names
+from ell0.train.checkpoint import TrainingFolder
+from ell0.train.rows import AppendedRows, TrainingSet, search
 from small_training import read_log
 from tiny_recipe import write_recipe
 
@@ -207,57 +206,27 @@ def test_x_prime_does_not_depend_on_ranks_or_batch(n: int, size: int, batch: int
     assert all(one == alone for one in on_ranks(size, found))
 
 
-class Scaled(Signs):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-
 NORMED = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-MIXED = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2).double())
 
 
 @pytest.mark.parametrize(
-    ("size", "sharded", "model", "rows", "wrong", "message"),
+    ("model", "rows", "batch", "message"),
     [
-        (4, False, Signs(), 3, {}, "data must have at least a row for each of the 4 ranks, got 3"),
-        (4, False, NORMED, 30, {"batch": 7}, "batch must be at least 8 for this model on 4 ranks, got 7"),
-        (2, True, Signs(), 9, {"graph": True}, "graph must be False or None"),
-        (2, True, Scaled(), 9, {}, "model must have no scalar among its parameters to be sharded, got scale"),
-        (
-            2,
-            True,
-            MIXED,
-            9,
-            {},
-            "model must have parameters of one dtype to be sharded, got torch.float32",
-        ),
+        (Signs(), 3, 256, "data must have at least a row for each of the 4 ranks, got 3"),
+        (NORMED, 30, 7, "batch must be >= 8 for this model on 4 ranks, got 7"),
     ],
 )
-def test_what_ranks_cannot_train_is_refused(
-    size: int, sharded: bool, model: nn.Module, rows: int, wrong: dict[str, Any], message: str
-) -> None:
-    team = Thread(0, size, [], threading.Barrier(1))
-    team.sharded = sharded
+def test_what_ranks_cannot_train_is_refused(model: nn.Module, rows: int, batch: int, message: str) -> None:
+    team = Thread(0, 4, [], threading.Barrier(1))
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        train.fit(model, points(rows), train.TrainConfig(epochs=1, **wrong), team=team)
+        train.fit(model, points(rows), train.TrainConfig(epochs=1, batch=batch), team=team)
 
 
-def test_teams_that_cannot_be_are_refused(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_teams_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"x must have at least a row for each of the 4 ranks, got 3"):
         on_ranks(4, lambda team: evaluate(Signs(), *points(3), BALL, WEAK, team=team))
     with pytest.raises(ValueError, match=r"devices must be an int >= 1, got 0"), parallel.together(0):
         pass
-    assert main(["run", str(tiny), "--sharded", "--device", "cpu"]) == 1
-    assert capsys.readouterr().err.startswith("ell0: sharded must be False for one process")
-
-
-def test_layers_are_made_whole_one_at_a_time_where_that_is_known() -> None:
-    assert layer_names(worker.narrow()) == ["model.1.0", "model.1.2", "model.2", "model.4"]
-    assert layer_names(Signs()) == ["model"]
-    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    tied[2].weight = tied[0].weight
-    assert layer_names(tied) == ["model"]
 
 
 @pytest.mark.parametrize("method", ["log", "save"])
@@ -348,9 +317,8 @@ def runs(folder: Path, whole: Path, killed_in_evaluation: object) -> dict[str, d
     options = ["--device", "cpu", "--devices", "2"]
     words: dict[str, tuple[int, list[str]]] = {
         "killed": (2, ["killed-in-training", f"{folder}/killed"]),
-        "killed-sharded": (2, ["killed-in-sharded-training", f"{folder}/killed-sharded"]),
-        "two": (2, ["all", f"{folder}/two", "sharded", f"{folder}/two", "resumed", f"{folder}/killed"]),
-        "four": (4, ["all", f"{folder}/four", "sharded", f"{folder}/four"]),
+        "two": (2, ["all", f"{folder}/two", "resumed", f"{folder}/killed"]),
+        "four": (4, ["all", f"{folder}/four"]),
         "run": (2, ["elsewhere-on-rank-1", "run", tiny.name, "--out", f"{folder}/run", *options]),
         "attack": (2, ["elsewhere-on-rank-1", "attack", str(whole / "f2"), "--data", rows_of(tiny).name, *options]),
     }
@@ -364,8 +332,8 @@ def runs(folder: Path, whole: Path, killed_in_evaluation: object) -> dict[str, d
     return dict(zip(words, json.loads(forks.stdout), strict=True))
 
 
-def told(folder: Path, ranks: int, name: str = "rank") -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(ranks)]
+def told(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -375,10 +343,7 @@ def alone() -> float:
     return worker.accuracy(worker.trained(None))
 
 
-RANKS = pytest.mark.parametrize(("name", "ranks"), [("two", 2), ("four", 4)])
-
-
-@RANKS
+@pytest.mark.parametrize(("name", "ranks"), [("two", 2), ("four", 4)])
 def test_processes_train_and_judge_as_one(
     name: str, ranks: int, alone: float, folder: Path, runs: dict[str, dict[str, Any]]
 ) -> None:
@@ -390,60 +355,17 @@ def test_processes_train_and_judge_as_one(
     train.load_checkpoint(folder / name / "f4").into(model)
     assert worker.weights(model) == all_[0]["weights"]
     assert all_[0]["found"] == worker.found(worker.judged(model.eval(), None, batch=1000))
-    for mine, its in zip(worker.numbers(worker.one_epoch()), all_[0]["epoch"], strict=True):
+    for mine, its in zip(worker.one_epoch(), all_[0]["epoch"], strict=True):
         assert its == pytest.approx(mine, rel=1e-4, abs=1e-6)
 
 
-@RANKS
-@pytest.mark.usefixtures("runs")
-def test_sharded_training_is_that_of_whole_weights(name: str, ranks: int, folder: Path) -> None:
-    ranks_told = told(folder / name, ranks, "sharded")
-    found, *others = (one["told"] for one in ranks_told)
-    assert all(other == found for other in others)
-    begun = worker.numbers(worker.narrow())
-    # Adam takes whole steps for gradients that are nothing but rounding, of which there are some.
-    tolerances = {"adam": 1e-4, "sgd": 1e-6, "bf16": 1e-3, "objective": 1e-6, "trades": 1e-6}
-    assert found.keys() == ({*tolerances, "resumed"} if ranks == 2 else {"adam", "resumed"})
-    for kind in found.keys() - {"resumed"}:
-        for part, whole in zip(found[kind]["sharded"], found[kind]["whole"], strict=True):
-            torch.testing.assert_close(torch.tensor(part), torch.tensor(whole), rtol=1e-5, atol=tolerances[kind])
-        assert found[kind]["sharded"][0] != begun[0]
-    assert found["resumed"] == found["adam"]["sharded"]
-    shapes = [parameter.shape for parameter in worker.narrow().parameters() if parameter.requires_grad]
-    for kind, copies in (("weights", 1), ("gradients", 1), ("state", 2)):
-        held = [one["sizes"][kind] for one in ranks_told]
-        assert sum(held) == copies * sum(shape.numel() for shape in shapes)
-        # A rank has whole rows of a weight, so its part may be larger by one of them.
-        assert max(held) <= copies * sum(-(-shape[0] // ranks) * shape[1:].numel() for shape in shapes)
-
-
-@pytest.mark.usefixtures("runs")
-def test_a_sharded_training_goes_on_alone(folder: Path) -> None:
-    """As one with whole weights that was stopped at the same epoch does."""
-    stopped = [train.load_checkpoint(folder / "two" / name) for name in ("sharded", "whole")]
-    assert [one.about["epoch"] for one in stopped] == [2, 2]
-    torch.testing.assert_close(stopped[0].state, stopped[1].state, rtol=1e-4, atol=1e-7)
-    ended = [
-        worker.fitted(worker.narrow(), worker.ADAM, out=folder / "two" / name).state_dict()
-        for name in ("sharded", "whole")
-    ]
-    torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)
-    assert not torch.equal(ended[0]["4.weight"], stopped[0].tensors["4.weight"])
-
-
-def test_a_rank_killed_in_training_ends_the_run(runs: dict[str, dict[str, Any]], folder: Path, alone: float) -> None:
-    """Which two processes resume, and where it was sharded one process with whole weights."""
-    logs = {}
-    for name in ("killed", "killed-sharded"):
-        first, second = runs[name]["codes"]
-        assert (first > 0, second) == (True, -signal.SIGKILL), name
-        assert "a process of this run has ended" in runs[name]["err"]
-        logs[name] = read_log(folder / name / "f4")
-        assert 0 < len(logs[name]) < worker.CONFIG.epochs
+def test_a_rank_killed_in_training_ends_the_run(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Which two processes resume."""
+    first, second = runs["killed"]["codes"]
+    assert (first > 0, second) == (True, -signal.SIGKILL)
+    assert "a process of this run has ended" in runs["killed"]["err"]
+    assert 0 < len(read_log(folder / "killed" / "f4")) < worker.CONFIG.epochs
     assert told(folder / "killed-resumed", 2) == told(folder / "two", 2)
-    model = worker.trained(folder / "killed-sharded" / "f4")
-    assert read_log(folder / "killed-sharded" / "f4")[:3] == logs["killed-sharded"][:3]
-    assert abs(worker.accuracy(model) - alone) <= 0.01
 
 
 def test_a_rank_killed_in_evaluation_ends_the_run(
@@ -508,7 +430,7 @@ def test_one_process_needs_no_fabric(
     with parallel.together() as team:
         assert team is ALONE
     for words in (
-        ["run", str(tiny), "--out", str(tiny.parent / "run"), "--sharded"],
+        ["run", str(tiny), "--out", str(tiny.parent / "run")],
         ["attack", "m:m"],
         ["certify", "m:m"],
     ):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ell0 import L0Ball, certify, data, models, recipe, report
-from ell0.certify.network_bounds import NetworkBounds
+from ell0.certify.certificates import NetworkBounds
 from ell0.cli import main
 from ell0.cli.certify import _broken
 from ell0.recipe.verdicts import Verdicts, decided, proven

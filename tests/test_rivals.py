@@ -362,7 +362,7 @@ def test_bad_input_is_named() -> None:
             lambda: RandomisedAblation(sentinel(), 3, precision=cast(Any, "tf32")),
             'must be "fp32" or "bf16", got',
         ),
-        (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be int64 of shape"),
+        (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be an int64 tensor of shape"),
         (lambda: ablation.radius(coloured, y), 'unit must be "pixel", of which a vote sees all channels'),
         (lambda: PartitionEnsemble((1, 2, 3), 3).radius(x, y), "model must be in eval mode"),
         (lambda: ensemble.radius(torch.zeros(2, 7), y), r"x must have shape \(n, 1, 2, 3\)"),

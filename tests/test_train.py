@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,13 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import L0Ball, train
-from ell0.attacks import AttackResult, sparse_rs
-from ell0.common import Step, seeded
-from ell0.parallel import ALONE
+from ell0 import train
+from ell0.attacks import AttackResult
+from ell0.common import Step
 from ell0.results import Measurement
 from ell0.train import PAPER_CIFAR10, PAPER_MNIST, TrainConfig, fit
-from ell0.train.appended import AppendedRows, TrainingSet, search
 from ell0.train.stepper import GraphStepper, Stepper
 from small_training import ATTACK, CLASSES, CONFIG, network, read_log, rows, same
 
@@ -54,22 +50,17 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
     [
         ({"epochs": 0}, "epochs must be an int >= 1, got 0"),
         ({"batch": 2.0}, "batch must be an int >= 1, got 2.0"),
-        ({"refresh": 0}, "refresh must be an int >= 1, got 0"),
         ({"seed": -1}, "seed must be an int >= 0, got -1"),
         ({"attack_batch": 0}, "attack_batch must be an int >= 1, got 0"),
         ({"rates": ()}, "rates must be a tuple of at least one number >= 0, got ()"),
-        ({"rates": 0.1}, "rates must be a tuple of at least one number >= 0, got 0.1"),
         ({"rates": (0.1, float("nan"))}, "rates must be a tuple of at least one number >= 0, got (0.1, nan)"),
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
         ({"weight_decay": -1}, "weight_decay must be a number >= 0, got -1"),
         ({"schedule": "linear"}, "schedule must be one of 'steps', 'cosine', got 'linear'"),
-        ({"optimizer": "lamb"}, "optimizer must be one of 'sgd', 'adam', got 'lamb'"),
-        ({"precision": "fp8"}, "precision must be one of 'fp32', 'tf32', 'bf16', got 'fp8'"),
         ({"attack_precision": ""}, "attack_precision must be one of 'fp32', 'tf32', 'bf16', got ''"),
-        ({"augment": "flip"}, "augment must be one of 'none', 'crop-flip', 'shift', got 'flip'"),
         ({"warm_up": 0.1}, 'warm_up must be 0 for schedule="steps", got 0.1'),
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
-        ({"graph": 1}, "graph must be True, False or None, got 1"),
+        ({"graph": 1}, "graph must be True or False, got 1"),
     ],
 )
 def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -195,30 +186,22 @@ def test_training_learns_and_reports_progress(tmp_path: Path) -> None:
     assert (measured["final_loss"].value, measured["train_accuracy"].value) == (last.loss, last.train_accuracy)
     assert measured["validation_accuracy"].value == last.validation_accuracy
     assert read_log(tmp_path) == [asdict(e) for e in epochs]
-    card = json.loads((tmp_path / "checkpoint.json").read_text())
-    assert (card["card"], card["epoch"], card["config"]["refresh"]) == ({"k": 1}, 6, 2)
     checkpoint = train.load_checkpoint(tmp_path)
+    assert (checkpoint.card, checkpoint.about["epoch"], checkpoint.about["config"]["refresh"]) == ({"k": 1}, 6, 2)
     assert same(checkpoint.tensors, model)
     assert not checkpoint.state
 
 
-class Seen(nn.Module):
-    """Notes the rows it is trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.batches = network(), list[Tensor]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.batches.append(x.clone())
-        out: Tensor = self.layer(x)
-        return out
-
-
-def test_x_prime_is_what_was_broken_and_is_made_anew() -> None:
+def test_x_prime_is_what_was_broken_and_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every three rows the attack breaks the first, fails on the second, and the third was wrong from the start."""
-    model, (x, y) = Seen(), rows(30)
+    model, (x, y), step = network(), rows(30), Stepper.step
+    batches: list[tuple[Tensor, Tensor]] = []
+
+    def seen(stepper: Stepper, points: Tensor, labels: Tensor, weight: float) -> Tensor:
+        batches.append((points, labels))
+        return step(stepper, points, labels, weight)
+
+    monkeypatch.setattr(Stepper, "step", seen)
     calls: list[tuple[list[int], int, bool]] = []
 
     def attack(_: object, points: Tensor, labels: Tensor, *, generator: torch.Generator, rows: Tensor) -> AttackResult:
@@ -237,47 +220,17 @@ def test_x_prime_is_what_was_broken_and_is_made_anew() -> None:
     assert len({seed for _, seed, _ in calls}) == 2
     assert not any(mode for _, _, mode in calls)
     assert [e.appended for e in training.epochs] == [0, 0, 10, 10, 10]
-    steps = iter(model.batches)
-    orders = []
+    steps, orders = iter(batches), []
     for epoch, n in enumerate((30, 30, 40, 40, 40)):
-        trained = torch.cat(list(itertools.islice(steps, -(-n // 16))))
-        want = torch.cat([x, x[::3] + 100 * (1 + epoch // 2)]) if n == 40 else x
+        trained, labels = map(torch.cat, zip(*itertools.islice(steps, -(-n // 16)), strict=True))
+        want = torch.cat([x, x[::3] + 100 * (1 + epoch // 2)])[:n]
         where = (trained.unsqueeze(1) == want).all(2)
         assert (where.sum(0) == 1).all()
         assert (where.sum(1) == 1).all()
         orders.append(where.double().argmax(1).tolist())
+        assert torch.equal(labels, torch.cat([y, y[::3]])[orders[-1]])
     assert next(steps, None) is None
     assert len({tuple(order) for order in orders}) == 5
-
-
-def test_labels_of_x_prime_are_the_true_ones() -> None:
-    x, y = rows(30)
-    attack = partial(sparse_rs, ball=L0Ball(3, low=-9.0, high=9.0), queries=20)
-    *_, found = search(attack, network(), x, y, AppendedRows.none(2, x), CONFIG, ALONE)
-    first = attack(network(), x[:20], y[:20], generator=seeded(0, "attack", 2), rows=torch.arange(20))
-    kept = first.success & (first.distance > 0)
-    assert 0 < kept.sum() < 20
-    whole = TrainingSet(x, y)
-    whole.append(found)
-    m = int(kept.sum())
-    assert torch.equal(whole.points[30 : 30 + m], first.x_adv[kept])
-    assert torch.equal(whole.labels[30 : 30 + m], y[:20][kept])
-    assert len(whole) == 30 + len(found.rows)
-    assert torch.equal(whole.labels[30 : len(whole)], y[found.rows])
-    assert torch.equal(whole.points[:30], x)
-
-
-def test_the_time_of_an_attack_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the call returns before the attack is done; reading the result waits for it."""
-    plus = AppendedRows.plus
-
-    def slow(*arguments: Any) -> AppendedRows:
-        time.sleep(0.05)
-        return plus(*arguments)
-
-    monkeypatch.setattr(AppendedRows, "plus", slow)
-    training = fit(network(), rows(), replace(CONFIG, epochs=3), ATTACK)
-    assert training.epochs[2].attack_seconds >= 3 * 0.05
 
 
 def test_seed_alone_gives_the_weights() -> None:
@@ -341,31 +294,20 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
         ({"model": lambda x: x}, "model must be an nn.Module, got"),
         ({"model": nn.Flatten()}, "model must have parameters to train, all on one device, got 0 devices"),
         ({"model": nn.Sequential(nn.Linear(12, 3), nn.Unflatten(1, (3, 1)))}, "model must return logits of shape"),
-        ({"config": replace(CONFIG, graph=True)}, "graph must be False or None for a model on cpu, got True"),
         ({"data": [1, 2, 3]}, "data must be a tuple (x, y), got [1, 2, 3]"),
         ({"data": (torch.zeros(0, 12), torch.zeros(0).long())}, "data must have a floating-point x of shape (n, ...)"),
         ({"data": (torch.zeros(2, 12), torch.zeros(3).long())}, "data must have an integer y of shape (2,), got"),
-        ({"data": (torch.zeros(2, 12), torch.zeros(2))}, "data must have an integer y of shape (2,), got"),
         ({"data": (torch.full((2, 12), torch.nan), torch.zeros(2).long())}, "data must have a finite x"),
-        ({"data": (torch.zeros(2, 12), torch.tensor([0, 3]))}, "data must have labels in 0 .. 2, the classes of the"),
+        ({"data": (torch.zeros(2, 12), torch.tensor([0, 3]))}, "data must have labels in 0 .. 2, the classes, got"),
         ({"validation": (torch.zeros(2, 12), torch.tensor([0, -1]))}, "validation must have labels in 0 .. 2"),
         ({"model": nn.Linear(13, 3)}, "model must take the x of data, a float32 tensor of shape (50, 12) on cpu, but:"),
-        ({"model": nn.Linear(12, 3).double()}, "model must take the x of data, a float32 tensor of shape"),
         ({"validation": rows(9)[0]}, "validation must be a tuple (x, y), got"),
-        ({"validation": (torch.zeros(2, 13), torch.zeros(2).long())}, "validation must have an x like that of data"),
-        ({"validation": (rows()[0].double(), rows()[1])}, "validation must have an x like that of data, a float32"),
+        ({"validation": (torch.zeros(2, 13), torch.zeros(2).long())}, "validation must have an x like a float32"),
         ({"config": {"epochs": 6}}, "config must be a TrainConfig, got {'epochs': 6}"),
-        (
-            {"config": replace(CONFIG, augment="crop-flip")},
-            "augment must be \"none\" unless x is (n, channels, height, width), got 'crop-flip' for (50, 12)",
-        ),
-        ({"card": {"a": {1}}}, "card must be what JSON can say, got {'a': {1}}"),
+        ({"config": replace(CONFIG, augment="crop-flip")}, 'augment must be "none" unless x is (n, channels, height,'),
         ({"attack": "sparse_rs"}, "attack must be a callable, got 'sparse_rs'"),
         ({"attack": partial(ATTACK, queries=0)}, "queries must be an int >= 1, got 0"),
-        (
-            {"attack": ATTACK, "config": replace(CONFIG, refresh=6)},
-            "refresh must be below epochs for an attack to run, got refresh=6 with epochs=6",
-        ),
+        ({"attack": ATTACK, "config": replace(CONFIG, refresh=6)}, "refresh must be < epochs=6 for an attack to run"),
         ({"attack": lambda *_, **__: None}, "attack must return an AttackResult, got NoneType"),
     ],
 )

@@ -18,7 +18,7 @@ from ell0 import train
 from ell0.attacks import AttackResult
 from ell0.nn import InputTruncation
 from ell0.train import TrainConfig, fit
-from ell0.train.augment import AUGMENTS, Moves
+from ell0.train.rows import AUGMENTS, Moves
 from small_training import CLASSES, CONFIG, Killed, run, same
 
 
@@ -78,20 +78,6 @@ def test_every_way_to_move_is_drawn(moves: Moves, ways: int) -> None:
     counts = torch.bincount(moves.draw(ways * 100, torch.Generator().manual_seed(0)), minlength=ways)
     assert len(counts) == ways
     assert 50 < counts.min() <= counts.max() < 150
-
-
-def test_epoch_and_seed_give_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: list[int] = []
-
-    def drawn(_: object, rows: int, generator: torch.Generator) -> Tensor:
-        keys.append(generator.initial_seed())
-        return torch.zeros(rows, dtype=torch.int64)
-
-    monkeypatch.setattr(Moves, "draw", drawn)
-    for seed in (0, 1, 0):
-        fit(convolutions(), images(20), replace(CONFIG, epochs=2, augment="crop-flip", seed=seed))
-    assert keys[:2] == keys[4:]
-    assert len(set(keys)) == 4
 
 
 def test_each_epoch_augments_x_and_x_prime_anew() -> None:

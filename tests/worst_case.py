@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from certify_cases import Case
-from ell0.certify.lower_bounds import margin_goals, over_intervals
-from ell0.certify.propagate import intervals
+from ell0.certify.propagate import intervals, margin_goals, over_intervals
 from ell0.nn import TruncatedLinear
 
 WIDTH = 256  # boxes split at a time

@@ -1,12 +1,10 @@
 """Several processes (ranks) share one task.
 
-The only module that knows Lightning Fabric, which it imports only for more than one process. Fabric starts the
-processes, or joins those of torchrun or SLURM; torch's collectives exchange their results.
+Lightning Fabric, imported only for more than one, starts them or joins those of torchrun or SLURM.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import pickle
@@ -37,14 +35,10 @@ class LostError(ConnectionError):
 class Team:
     """The processes of a run, each with a ``rank`` in 0 .. ``size`` - 1. This class is a team of one.
 
-    sharded: in training, each rank keeps only its part of the weights, gradients and optimizer state.
-
     All ranks must call `gather` and `once` in the same order.
     """
 
-    rank = 0
-    size = 1
-    sharded = False
+    rank, size = 0, 1
 
     @property
     def first(self) -> bool:
@@ -76,37 +70,18 @@ class Team:
         return work()
 
     def by_row(self, work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """``work(*rows)``, a value for each row, on the CPU; every rank does its share.
-
-            radii = team.by_row(partial(certify.radius, model), x, y)
-
-        rows: ``(n, ...)`` each.
-        """
+        """``work(*rows)``, a value for each row ``(n, ...)``, on the CPU; every rank does its share."""
         self.check_rows("rows", len(rows[0]))
         return self.whole(self.gather(lambda: work(*map(self.share, rows)).cpu()))
 
-    def averaged(self, model: nn.Module, layers: Sequence[str] = ()) -> nn.Module:  # noqa: ARG002
-        """The model with a backward pass that averages gradients over ranks.
-
-        If the team is sharded it is a copy in parts, with the same buffers and order of parameters.
-
-        layers: names of modules that are made whole one at a time, when called; the rest is whole during a step.
-        """
+    def averaged(self, model: nn.Module) -> nn.Module:
+        """The model with a backward pass that averages gradients over ranks."""
         return model
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Surrounds steps of the `averaged` model. Afterwards the model has its weights, and rank 0's buffers, on every
-        rank."""
+        """Surrounds steps of the `averaged` model. Afterwards every rank has rank 0's buffers."""
         yield
-
-    def joined(self, part: Tensor) -> Tensor:
-        """A parameter of the `averaged` model, or a tensor like it, whole; every rank must ask."""
-        return part
-
-    def parted(self, whole: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
-        """This rank's part of a tensor, if ``like`` is a part."""
-        return whole
 
 
 ALONE = Team()
@@ -115,15 +90,12 @@ ALONE = Team()
 class _Ranks(Team):
     """Several processes, connected by Fabric."""
 
-    def __init__(self, fabric: Fabric, sharded: bool) -> None:
-        self._fabric, self.sharded = fabric, sharded
-        self.rank, self.size = fabric.global_rank, fabric.world_size
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.rank, self.size = fabric, fabric.global_rank, fabric.world_size
         # TCP, also if gradients go from GPU to GPU: it reports a closed connection at once.
         self._group = torch.distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         self._told: Exception | None = None
-        self._stepping = False
-        self._buffers: list[Tensor] = []
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        self.stepping, self._buffers = False, list[Tensor]()
 
     def gather(self, work: Callable[[], T]) -> list[T]:
         return self._exchange(*_tried(work))
@@ -137,66 +109,23 @@ class _Ranks(Team):
             torch.distributed.broadcast_object_list(box, 0, self._group, device=torch.device("cpu"))
         return cast(T, box[0])
 
-    def averaged(self, model: nn.Module, layers: Sequence[str] = ()) -> nn.Module:
+    def averaged(self, model: nn.Module) -> nn.Module:
         self._buffers = list(model.buffers())
-        if not self.sharded:
-            return self._fabric.setup_module(model, move_to_device=False)
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        ranks = init_device_mesh(self._fabric.device.type, (self.size,))
-        parts = copy.deepcopy(model, {id(buffer): buffer for buffer in self._buffers})
-        for parameter in parts.parameters():
-            parameter.data = parameter.data.contiguous()  # FSDP takes no other layout
-        for name in layers:
-            parts.get_submodule(name).register_forward_hook(_no_view)
-            fully_shard(parts.get_submodule(name), mesh=ranks)
-        fully_shard(parts, mesh=ranks)
-        self._parts = list(zip(model.parameters(), parts.parameters(), strict=True))
-        return parts
+        return self.fabric.setup_module(model, move_to_device=False)
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        self._stepping = True
+        self.stepping = True
         with _connected():
             yield
-            with torch.no_grad():
-                for whole, part in self._parts:
-                    if whole.requires_grad:
-                        whole.copy_(self.joined(part))
             for buffer in self._buffers:
                 torch.distributed.broadcast(buffer, 0)
-        self._stepping = False
-
-    def joined(self, part: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
-        with _connected():
-            return part.full_tensor() if isinstance(part, DTensor) else part
-
-    def parted(self, whole: Tensor, like: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        if not isinstance(like, DTensor):
-            return whole
-        # Without a source rank nothing is sent.
-        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-    def leave(self) -> None:
-        """Closes the connection, whose threads may crash a process that ends.
-
-        Not during a step, nor between GPUs: it would wait for collectives under way.
-        """
-        if not self._stepping and self._fabric.device.type == "cpu":
-            torch.distributed.destroy_process_group()
+        self.stepping = False
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends a rank after an error: rank 0 raises it, the others exit.
-
-        An error of another rank reaches rank 0 in its next exchange. During training steps there is none, so the rank
-        raises it itself.
-        """
-        if not (error is self._told or self._stepping or isinstance(error, LostError)):
+        """Ends a rank after an error: rank 0 raises it, the others exit."""
+        # Other ranks learn of an error in their next exchange. During training steps there is none.
+        if not (error is self._told or self.stepping or isinstance(error, LostError)):
             try:
                 self._exchange(error, None)
             except LostError:
@@ -205,11 +134,9 @@ class _Ranks(Team):
                 error = told
         if self.first:
             raise error
-        if error is self._told:
+        if error is self._told or isinstance(error, LostError):
             # Rank 0 gives the exit code. A launcher that sees another code first may end rank 0 before it prints.
-            raise SystemExit(0) from None
-        if isinstance(error, LostError):
-            raise SystemExit(1) from None
+            raise SystemExit(0 if error is self._told else 1) from None
         raise error
 
     def _exchange(self, error: Exception | None, value: T) -> list[T]:
@@ -219,16 +146,13 @@ class _Ranks(Team):
             torch.distributed.all_gather_object(box, (_tellable(error), value), self._group)
         for rank, (its, _) in enumerate(box):
             if its is not None:
-                self._told = error if rank == self.rank else its
-                assert self._told is not None
+                self._told = error if rank == self.rank and error else its
                 raise self._told
         return [value for _, value in box]
 
 
 @contextmanager
-def together(
-    devices: int | None = None, nodes: int = 1, device: str | None = None, *, sharded: bool = False
-) -> Iterator[Team]:
+def together(devices: int | None = None, nodes: int = 1, device: str | None = None) -> Iterator[Team]:
     """The team of a run; the work goes inside the ``with``.
 
         with parallel.together(devices=2) as team:
@@ -240,10 +164,8 @@ def together(
     Args:
         devices: processes on each node, with one GPU each if there are GPUs. Default: one, or those of torchrun.
         nodes: machines.  device: ``"cpu"`` or ``"cuda"``. Default: GPUs if there are any.
-        sharded: training steps share out weights, gradients and optimizer state (FSDP), for networks too large for one
-            GPU. The model itself, which attacks and evaluations call, stays whole on every rank.
     """
-    team = _launched(devices, nodes, device, sharded)
+    team = _launched(devices, nodes, device)
     if not isinstance(team, _Ranks):
         yield team
         return
@@ -256,20 +178,18 @@ def together(
     except Exception as error:
         team.fail(error)
     finally:
-        team.leave()
+        # Threads of the connection may crash a process that ends. During a step, or between GPUs, closing it would wait
+        # for collectives under way.
+        if not team.stepping and team.fabric.device.type == "cpu":
+            torch.distributed.destroy_process_group()
 
 
-def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool) -> Team:
-    elastic = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
-    if devices is None and elastic:
+def _launched(devices: int | None, nodes: int, device: str | None) -> Team:
+    if devices is None and torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
-    devices = 1 if devices is None else devices
-    check_count("devices", devices)
-    check_count("nodes", nodes)
-    if devices * nodes == 1:
-        if sharded:
-            raise ValueError("sharded must be False for one process, which has nobody to share with, got True")
+    devices = check_count("devices", 1 if devices is None else devices)
+    if devices * check_count("nodes", nodes) == 1:
         return ALONE
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda" for several processes, got {device!r}')
@@ -279,22 +199,14 @@ def _launched(devices: int | None, nodes: int, device: str | None, sharded: bool
     try:
         from lightning_fabric import Fabric
     except ImportError as error:
-        message = f"more than one process needs Lightning Fabric: pip install 'ell0[dist]' ({error})"
-        raise ImportError(message) from error
+        raise ImportError(f"several processes need Lightning Fabric: pip install 'ell0[dist]' ({error})") from error
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports every process that starts
     fabric = Fabric(accelerator="cuda" if gpus else "cpu", devices=devices, num_nodes=nodes, strategy="ddp")
     fabric.launch()
-    return _Ranks(fabric, sharded)
-
-
-def _no_view(_layer: nn.Module, _given: object, output: Any) -> Any:
-    """A layer's output in its own memory: FSDP hooks it for the backward pass, and the hook of a view is lost if the
-    next layer writes to it."""
-    return output.clone() if isinstance(output, Tensor) and output._is_view() else output
+    return _Ranks(fabric)
 
 
 def _tried(work: Callable[[], object]) -> tuple[Exception | None, Any]:
-    """What the work raised, and what it returned."""
     try:
         return None, work()
     except Exception as error:
@@ -318,6 +230,4 @@ def _connected() -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
             raise
-        raise LostError(
-            "a process of this run has ended, so all of them have; run it again to resume from the last checkpoint"
-        ) from error
+        raise LostError("a process of this run has ended, so all have; run it again to resume it") from error

@@ -21,10 +21,7 @@ _SWITCHES = (
 
 @contextmanager
 def dense_products(*, tf32: bool) -> Iterator[None]:
-    """Inside, all of them are in TF32 or none is; torch would make convolutions on a GPU in TF32 if nobody said so.
-
-    The switches are torch's own, of the whole process.
-    """
+    """Inside, all products are in TF32 or none is. The switches are torch's own, of the whole process."""
     # Torch has two sets of them, and refuses to read the older where they disagree.
     precisions = [switch.fp32_precision for switch in _SWITCHES]
     matmul, cudnn = _read(torch.get_float32_matmul_precision), _read(lambda: torch.backends.cudnn.allow_tf32)
@@ -44,7 +41,6 @@ def dense_products(*, tf32: bool) -> Iterator[None]:
 
 
 def _read(switch: Callable[[], T]) -> T | None:
-    """What an older switch says; None if torch does not say."""
     try:
         return switch()
     except RuntimeError:

@@ -22,15 +22,12 @@ from .partition import check_votes, tally
 
 VotePrecision = Literal["fp32", "bf16"]
 
-BATCH = {"cpu": 512, "cuda": 16384}
-"""Ablated copies that the base sees at a time while rows are certified, by device; 4,096 in a forward pass."""
-
 ROUNDING = 1e-9
 """Relative error that a tail summed in float64 may have, with room to spare; at 10,000 samples it is below 1e-10."""
 
 
 class RandomisedAblation(nn.Module, Certifier):
-    """A classifier that answers by the majority over copies of its input of which ``keep`` random pixels are seen.
+    """Answers by the majority over copies of the input of which ``keep`` random pixels are seen.
 
         g(x) = argmax over c of P(f(x seen at S) = c),  S uniform among the sets of keep pixels
 
@@ -40,12 +37,12 @@ class RandomisedAblation(nn.Module, Certifier):
     ``(n, d)``.
 
     In training mode the result is that of ``base`` on one ablated copy of each row, drawn anew in every call from
-    torch's own generator, as dropout does: `ell0.train.fit` trains it as any other. In eval mode it is the votes of
-    ``selection`` copies, ``(n, classes)``, the same pixels seen in every row, so that rows do not depend on the batch.
+    torch's own generator, as dropout does. In eval mode it is the votes of ``selection`` copies, ``(n, classes)``, the
+    same pixels seen in every row, so that rows do not depend on the batch.
 
     A radius counts pixels and holds for any value, with probability ``confidence`` over the draws, by the lower bound
     of Clopper and Pearson. It is -1 where the copies that choose give another class, or those that estimate leave its
-    probability at 1/2 or below (abstained). ``batch`` counts copies.
+    probability at 1/2 or below. ``batch`` counts copies: 512 by default, 16,384 on a GPU.
 
     Args:
         base: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
@@ -53,8 +50,8 @@ class RandomisedAblation(nn.Module, Certifier):
         keep: pixels seen.
         selection, samples: copies that choose the class, and others that estimate its probability.
         confidence: with which a radius holds, for each row by itself.
-        precision: of ``base`` on the copies that vote; ``"bf16"`` rounds its products (autocast). Nothing that is
-            proven depends on it: it makes another ``base``, of which the same holds.
+        precision: of ``base`` on the copies that vote; ``"bf16"`` rounds its products (autocast), which makes another
+            ``base``, of which the same holds.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class RandomisedAblation(nn.Module, Certifier):
         """x: ``(n, channels, height, width)`` or ``(n, d)``; result: ``(n, classes)``."""
         if self.training:
             noise = torch.rand(len(x), self._pixels(x), device=x.device)
-            return _logits(self.base, _channels(x), smallest(noise, self.keep).unsqueeze(0))
+            return _logits(self.base, x, smallest(noise, self.keep).unsqueeze(0))
         alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), 4096).to(x.dtype)
 
@@ -90,8 +87,11 @@ class RandomisedAblation(nn.Module, Certifier):
 
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
         check_votes(self, x, ball)
-        copies = check_count("batch", BATCH.get(x.device.type, 512) if batch is None else batch)
+        copies = check_count("batch", (16384 if x.is_cuda else 512) if batch is None else batch)
         needed = self._needed(x)
+        first = torch.zeros(1, dtype=torch.int64, device=x.device)
+        with torch.no_grad():
+            classes = self._votes(x[:1], draws, first, range(1), copies).shape[1]
 
         def radii(at: Tensor, y: Tensor) -> Tensor:
             found = torch.full_like(at, -1)
@@ -103,9 +103,6 @@ class RandomisedAblation(nn.Module, Certifier):
                 found[right] = torch.searchsorted(needed, count, right=True) - 1
             return found
 
-        first = torch.zeros(1, dtype=torch.int64, device=x.device)
-        with torch.no_grad():
-            classes = self._votes(x[:1], draws, first, range(1), copies).shape[1]
         return Preparation(classes, copies, radii)
 
     def _needed(self, x: Tensor) -> Tensor:
@@ -114,7 +111,7 @@ class RandomisedAblation(nn.Module, Certifier):
 
     def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
         """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
-        units, channels, step = self._pixels(x), _channels(x), max(1, batch // len(x))
+        units, step = self._pixels(x), max(1, batch // len(x))
         # On a GPU alone, where it is faster: elsewhere the answer is that of the very base.
         base = folded(self.base) if x.is_cuda else self.base
 
@@ -122,7 +119,7 @@ class RandomisedAblation(nn.Module, Certifier):
             moments = torch.arange(queries[0], queries[-1] + 1, device=x.device).unsqueeze(1)
             bits = draws.bits(at, moments, units)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                logits = _logits(base, channels, smallest(bits, self.keep))
+                logits = _logits(base, x, smallest(bits, self.keep))
             return tally(logits.argmax(1).view(bits.shape[:2]), logits.shape[1])
 
         return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
@@ -140,7 +137,7 @@ class RandomisedAblation(nn.Module, Certifier):
 
 
 def changed_share(units: int, keep: int, budget: int) -> Fraction:
-    """Of all sets of ``keep`` units, the share that meets ``budget`` given ones."""
+    """The share of the sets of ``keep`` units that meet ``budget`` given ones."""
     return 1 - Fraction(math.comb(units - budget, keep), math.comb(units, keep))
 
 
@@ -171,13 +168,10 @@ def smallest(numbers: Tensor, count: int) -> Tensor:
     return torch.zeros_like(numbers, dtype=torch.bool).scatter_(-1, places, True)
 
 
-def _logits(base: nn.Module, channels: Tensor, seen: Tensor) -> Tensor:
-    """``(copies * n, classes)``, copy by copy.  channels: of n rows.  seen: ``(copies, n, units)`` bool."""
+def _logits(base: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+    """``(copies * n, classes)``, copy by copy.  seen: ``(copies, n, units)`` bool."""
+    channels = torch.cat(((1 + x) / 2, (1 - x) / 2), 1)
     seen = seen.unflatten(2, (1, *channels.shape[2:])) if channels.ndim == 4 else seen.repeat(1, 1, 2)
     # Chosen, not multiplied: a hidden infinity would come through as NaN.
     logits: Tensor = base(torch.where(seen, channels, 0.0).flatten(0, 1))
     return logits
-
-
-def _channels(x: Tensor) -> Tensor:
-    return torch.cat(((1 + x) / 2, (1 - x) / 2), 1)

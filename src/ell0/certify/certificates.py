@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..attacks.draws import Draws
 from ..common import Progress, check_count, silent
 from ..results import Measurement, Share, median
-from ..threat import L0Ball
-from .certifier import ANY_VALUE, Certifier
-from .lower_bounds import Method, margin_goals, over_intervals
+from ..threat import L0Ball, describe
+from .certifier import ANY_VALUE, Certifier, Preparation
 from .network import Network
-from .network_bounds import BATCH, NetworkBounds
-from .propagate import intervals
+from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals
 from .reachable import Reachable
+
+BATCH = 256
+"""Rows at a time by default."""
+
+SWEEP = 32
+"""Budgets looked at in one go."""
 
 
 def certifier(model: nn.Module, method: Method = "best") -> Certifier:
@@ -47,9 +53,9 @@ def radius(
     off here and in `challenge`.
 
     Args:
-        model: an ``nn.Sequential``, nested or not, in eval mode. Its first layer, after Flatten, `InputClamp` and
-            `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, or ``Linear``
-            for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout. Or a `Certifier`.
+        model: a `Certifier`, or an ``nn.Sequential``, nested or not, in eval mode. Its first layer, after Flatten,
+            `InputClamp` and `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, or
+            ``Linear`` for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout.
         x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         method: ``"ibp"``, intervals, cheap; ``"best"``, these or linear bounds with all outputs of the first layer
             seeing the same changes (CROWN), whichever proves more.
@@ -58,14 +64,6 @@ def radius(
     Raises ValueError if the model has no certificate, and names a layer that bounds do not pass through.
     """
     return certifier(model, method).radius(x, y, ball, max_budget=max_budget, batch=batch, progress=progress)
-
-
-def limit(model: nn.Module, x: Tensor, ball: L0Ball | None = None) -> int:
-    """The largest budget, in units of the ball, at which anything can be proven of a row of x.
-
-    Args: ball: its unit, box and mutable count, not its budget; None: features, any value.
-    """
-    return certifier(model).limit(x, ball or ANY_VALUE)
 
 
 def accuracy(
@@ -84,8 +82,8 @@ def accuracy(
     Args: budgets: in units of the ball.  The others as for `radius`.
     """
     _check_budgets(budgets)
-    most = max(budgets)
-    return _shares(radius(model, x, y, ball, max_budget=most, method=method, batch=batch, progress=progress), budgets)
+    radii = radius(model, x, y, ball, max_budget=max(budgets), method=method, batch=batch, progress=progress)
+    return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
 
 
 def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measurement]:
@@ -94,11 +92,9 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
     radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
     """
     _check_budgets(budgets)
-    accuracy = [
-        Measurement.of("certified_accuracy", share, **identity, budget=budget)
-        for budget, share in _shares(radii, budgets).items()
-    ]
-    return [*accuracy, Measurement.of("certified_radius", median(radii), **identity)]
+    shares = [(budget, Share(int((radii >= budget).sum()), len(radii))) for budget in budgets]
+    found = [Measurement.of("certified_accuracy", share, **identity, budget=budget) for budget, share in shares]
+    return [*found, Measurement.of("certified_radius", median(radii), **identity)]
 
 
 def _check_budgets(budgets: Collection[int]) -> None:
@@ -106,10 +102,6 @@ def _check_budgets(budgets: Collection[int]) -> None:
         check_count("budgets", budget, least=0)
     if not budgets or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
-
-
-def _shares(radii: Tensor, budgets: Collection[int]) -> dict[int, Share]:
-    return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
 
 
 def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:
@@ -147,3 +139,89 @@ def margins(
     first.check(reach, budget)
     passed = intervals(network.head, (first.quick_interval if quick else first.trainable_interval)(reach, budget))
     return over_intervals(network.head, passed, margin_goals(y, passed[-1][0].shape[1]).to(x.dtype)).squeeze(1)
+
+
+class NetworkBounds(Certifier):
+    """Bounds of a network's logits, by one of the methods of `radius`."""
+
+    def __init__(self, model: nn.Module, method: Method = "best") -> None:
+        if method not in get_args(Method):
+            raise ValueError(f'method must be "best" or "ibp", got {method!r}')
+        self.model, self.method = model, method
+
+    def limit(self, x: Tensor, ball: L0Ball) -> int:
+        bounder, reach, _ = self.read(x, replace(ball, budget=0))
+        return bounder.first.limit(reach)
+
+    def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:  # noqa: ARG002
+        bounder, reach, classes = self.read(x, ball)
+
+        def radii(at: Tensor, y: Tensor) -> Tensor:
+            found, right = torch.full_like(at, -1), self.model(x[at]).argmax(1) == y
+            goals = margin_goals(y[right], classes)
+            found[right] = _radius(bounder, reach[at[right]], goals, ball.budget, self.method)
+            return found
+
+        batch = check_count("batch", BATCH if batch is None else batch)
+        return Preparation(classes, min(batch, bounder.room(max(classes, min(ball.budget, SWEEP)))), radii)
+
+    def read(self, x: Tensor, ball: L0Ball) -> tuple[Bounder, Reachable, int]:
+        """What makes bounds, what the attacker can reach, and the number of classes; raises as `prepare`."""
+        if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) or not bool(x.isfinite().all()):
+            raise ValueError(f"x must be a tensor (n, ...) of finite numbers with n > 0, got {describe(x)}")
+        network = Network.read(self.model, x)
+        with torch.no_grad():
+            logits = self.model(x[:1])
+        if logits.ndim != 2:
+            raise ValueError(f"model must give logits (n, classes), got shape {tuple(logits.shape)}")
+        reach, bounder = Reachable.of(x, ball, network.rising), Bounder(network.double())
+        bounder.first.check(reach, ball.budget)
+        return bounder, reach, logits.shape[1]
+
+
+def _radius(bounder: Bounder, reach: Reachable, goals: Tensor, cap: int, method: Method) -> Tensor:
+    """The largest budget up to cap proven for each row, all right at 0: ``(n,)``."""
+
+    def holds(method: Method, rows: Tensor, budgets: Tensor) -> Tensor:
+        known, value, column = None, None, budgets.unsqueeze(1)
+        if swept is not None:
+            (low, high), value = swept, swept[0][rows, 0]
+            if bool((budgets < low.shape[1]).all()):
+                known = low[rows, budgets].unsqueeze(1), high[rows, budgets].unsqueeze(1)
+        return proven(rows, *bounder.at(reach[rows], column, goals[rows], method, known, value)).squeeze(1)
+
+    def proven(rows: Tensor, bound: Tensor, slack: Tensor) -> Tensor:
+        return ((bound > slack) | own[rows].unsqueeze(1)).all(-1)
+
+    own = ~goals.any(-1)  # the goal of a row's own class is 0
+    swept: Interval | None = None  # of all rows at the budgets 0, 1, 2, ...
+    best = torch.zeros(len(reach.x), dtype=torch.int64, device=reach.x.device)
+    if bounder.first.sweeps(reach):
+        rows, start = torch.arange(len(best), device=best.device), 0
+        while len(rows) and start <= cap:
+            asked = torch.arange(start, min(start + SWEEP, cap) + 1, device=best.device)
+            budgets = asked.expand(len(rows), -1)
+            first = bounder.first.interval(reach[rows], budgets)
+            swept = first if swept is None else swept
+            sure = proven(rows, *bounder.at(reach[rows], budgets, goals[rows], "ibp", first))
+            best[rows] = torch.maximum(best[rows], (asked * sure).amax(1))
+            rows, start = rows[sure[:, -1]], start + SWEEP + 1
+    else:
+        best = climb(partial(holds, "ibp"), best, cap)
+    return best if method == "ibp" else climb(partial(holds, method), best, cap)
+
+
+def climb(holds: Callable[[Tensor, Tensor], Tensor], best: Tensor, cap: int) -> Tensor:
+    """The largest budget that holds for each row, from ``best`` upwards: steps double until one fails, then halve.
+
+    A budget that holds holds at every smaller one, so no budget is tried twice.
+    """
+    best, fails, step = best.clone(), torch.full_like(best, cap + 1), torch.ones_like(best)
+    while len(rows := (best + 1 < fails).nonzero().squeeze(1)):
+        onwards = torch.minimum(best[rows] + step[rows], fails[rows] - 1)
+        tried = torch.where(fails[rows] > cap, onwards, (best[rows] + fails[rows]) // 2)
+        sure = holds(rows, tried)
+        best[rows] = torch.where(sure, tried, best[rows])
+        fails[rows] = torch.where(sure, fails[rows], tried)
+        step[rows] *= 2
+    return best

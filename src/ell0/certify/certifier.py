@@ -32,7 +32,7 @@ class Preparation:
 
 
 class Certifier(ABC):
-    """Proves how many changed units leave the answer of a model as it is. Recipes and the command line know only this.
+    """Proves how many changed units leave the answer of a model as it is.
 
     forwards: forward passes of a network for one certified answer; None for bounds, which are no forward passes.
     confidence: the probability with which the radius of a row holds; None if it always does.
@@ -47,10 +47,7 @@ class Certifier(ABC):
 
     @abstractmethod
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
-        """Raises ValueError if no certificate exists for these rows within this ball, its budget included.
-
-        draws: of the rows.  batch: as for `radius`.
-        """
+        """Raises as `check`.  draws: of the rows.  batch: as for `radius`."""
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
         """Raises ValueError if no certificate exists for these rows within this ball, its budget included."""
@@ -81,13 +78,14 @@ class Certifier(ABC):
             raise ValueError(f"x must be a tensor (n, ...), got {describe(x)}")
         places = torch.arange(len(x), device=x.device)
         rows = places if rows is None else rows
-        if rows.shape != places.shape or rows.dtype != places.dtype or rows.device != places.device:
-            raise ValueError(f"rows must be int64 of shape ({len(x)},) on {x.device}, got {describe(rows)}")
         if max_budget is None:
             max_budget = self.limit(x, ANY_VALUE) if ball is None else ball.budget
+        form = places.shape, places.dtype, places.device
+        for name, ids in (("rows", rows), ("y", y)):
+            if not isinstance(ids, Tensor) or (ids.shape, ids.dtype, ids.device) != form:
+                rule = f"an int64 tensor of shape ({len(x)},) on {x.device}"
+                raise ValueError(f"{name} must be {rule}, got {describe(ids)}")
         ready = self.prepare(x, replace(ball or ANY_VALUE, budget=max_budget), Draws(generator, rows), batch)
-        if not isinstance(y, Tensor) or y.shape != x.shape[:1] or y.dtype != torch.int64 or y.device != x.device:
-            raise ValueError(f"y must be an int64 tensor of shape ({len(x)},) on {x.device}, got {describe(y)}")
         if not bool(((y >= 0) & (y < ready.classes)).all()):
             raise ValueError(f"y must lie in [0, {ready.classes}), got {int(y.min())} to {int(y.max())}")
         result = torch.empty_like(places)

@@ -16,9 +16,6 @@ from ..precision import dense_products
 from ..threat import L0Ball
 from .certifier import ANY_VALUE
 
-BOXES = (1.0, 100.0)
-"""Certificates may be about any value, and attacks need a finite box: [-1, 1], then [-100, 100]."""
-
 
 @dataclass(frozen=True)
 class Challenge:
@@ -78,16 +75,15 @@ def challenge(
             fallen, flags = broken | fallen, flags | dict.fromkeys(found.flags)
         done += len(rows)
         progress(Step("rows attacked", done, tried))
-    fell = sorted(fallen)
-    by = tuple(fallen[row] for row in fell)
-    return Challenge(tried, torch.tensor(fell, dtype=torch.int64), by, tuple(attacks), tuple(flags))
+    fell = torch.tensor(sorted(fallen), dtype=torch.int64)
+    return Challenge(tried, fell, tuple(fallen[row] for row in fell.tolist()), tuple(attacks), tuple(flags))
 
 
 def _boxes(ball: L0Ball, x: Tensor) -> list[L0Ball]:
-    """The ball itself, or the two boxes that stand for an infinite one."""
+    """The ball itself, or the two boxes that stand for an infinite one: attacks need a finite box."""
     low, high, mutable = torch.broadcast_tensors(*ball.box(x))
     if ((high - low).isfinite() | ~mutable).all():
         return [ball]
     if not ((low.eq(-math.inf) & high.eq(math.inf)) | ~mutable).all():
         raise ValueError(f"ball must have a finite box, or none at all, got low={ball.low!r} and high={ball.high!r}")
-    return [replace(ball, low=-beta, high=beta) for beta in BOXES]
+    return [replace(ball, low=-beta, high=beta) for beta in (1.0, 100.0)]

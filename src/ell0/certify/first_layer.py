@@ -12,22 +12,19 @@ from torch.nn import functional as F
 from ..ops import trimmed_conv2d, trimmed_linear
 from .reachable import Reachable, in_blocks, largest_sums
 
-UNIT = 2.0**-24
-"""The unit roundoff of float32. A model in float64 is held to it as well. The certificate's own arithmetic is in
-float64; a millionth more covers its error."""
-
 
 def rounding_share(terms: int) -> float:
     """The error of a float32 sum of so many products and an offset, in any order, as a share of the sum of their
-    magnitudes: at most n u / (1 - n u) for n = terms + 2."""
-    errors = (terms + 2) * UNIT
+    magnitudes: at most n u / (1 - n u) for n = terms + 2 and the unit roundoff u = 2^-24. A millionth more covers the
+    certificate's own arithmetic, in float64."""
+    errors = (terms + 2) * 2.0**-24
     return errors / (1 - errors) * (1 + 1e-6) if errors < 0.5 else math.inf
 
 
 def slack(share: float, terms: int, magnitudes: Tensor) -> Tensor:
-    """The error of a float32 sum of so many terms: a share of the sum of their magnitudes.
+    """The error of a float32 sum of so many terms: a share of the sum of their magnitudes, and underflow of each term.
 
-    Each term may underflow besides. Where the magnitudes exceed float32, so may the sum: the error is infinite.
+    Where the magnitudes exceed float32, so may the sum: the error is infinite.
     """
     numbers = torch.finfo(torch.float32)
     return (share * magnitudes + (terms + 2) * numbers.tiny).masked_fill(magnitudes > numbers.max, torch.inf)
@@ -90,8 +87,7 @@ class FirstLayer(ABC):
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
         """The interval for one budget with gradients to weight and bias: two ``(n, h)``."""
-        budgets = torch.full((len(reach.x), 1), budget, device=reach.x.device)
-        low, high = self.interval(reach, budgets)
+        low, high = self.interval(reach, torch.full((len(reach.x), 1), budget, device=reach.x.device))
         return low.squeeze(1), high.squeeze(1)
 
     def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
@@ -140,10 +136,7 @@ class Dense(FirstLayer):
         return F.linear(x, self.weight, self.bias)
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
-        """By the operators: what a change adds to an output is a product of numbers >= 0, of which the largest count.
-
-        rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0, and fall_j with x - low and high - x
-        """
+        """By the operators: rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0; fall_j likewise."""
         below, above = reach.x - reach.low, reach.high - reach.x
         steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
         weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
@@ -164,10 +157,9 @@ class Dense(FirstLayer):
 
         by t = far * cut, where far is the longest step of the row. With past = w beyond its cut, 0 within, the sums are
         (range @ |past| +- (above - below) @ past) / 2, for rise and fall. The weight of an output that comes 2m-th by
-        size is a good cut: about half of the larger ones have a step to go. What is learnt makes many weights equally
-        large, and then little is lost; with pixels, whose numbers are bounded one by one, more.
+        size is a good cut: about half of the larger ones have a step to go.
         """
-        numbers = min(budget * reach.widest, reach.x.shape[1])
+        numbers = min(budget * reach.channels, reach.x.shape[1])
         rank = max(1, min(2 * numbers, reach.x.shape[1]))
         cut = self.weight.detach().abs().topk(rank, 1).values[:, -1:]
         past = self.weight - torch.minimum(torch.maximum(self.weight, -cut), cut)

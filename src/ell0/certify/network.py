@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from ..nn import InputClamp, InputScale, TruncatedLinear
 from .first_layer import Dense, FirstLayer
-from .propagate import LaterLayer
 from .truncated import Truncated
 
-FIRST = (TruncatedLinear, nn.Linear)
-LATER = get_args(LaterLayer)
+Affine = nn.Linear | nn.BatchNorm1d
+LaterLayer = Affine | nn.ReLU
 IGNORED = (nn.Identity, nn.Dropout, nn.Flatten)
-OTHER_IN_TRAINING = (nn.BatchNorm1d, nn.Dropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +38,14 @@ class Network:
         """
         layers = list(_layers("", model))
         for name, layer in layers:
-            if layer.training and (not training or type(layer) in OTHER_IN_TRAINING):
+            if layer.training and (not training or type(layer) in (nn.BatchNorm1d, nn.Dropout)):
                 raise ValueError(f"model must be in eval mode, and {name} is in training mode: call model.eval()")
             if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
                 raise ValueError(f"model must flatten whole rows, got {name}: {layer}")
         rising: list[InputClamp | InputScale] = []
-        flat = x.ndim == 2
         for place, (name, layer) in enumerate(layers):
-            flat = flat or type(layer) is nn.Flatten
-            if type(layer) in FIRST and isinstance(layer, nn.Linear):
+            if type(layer) in (TruncatedLinear, nn.Linear) and isinstance(layer, nn.Linear):
+                flat = x.ndim == 2 or any(type(before) is nn.Flatten for _, before in layers[:place])
                 _check_rows(name, layer, x, flat)
                 head = [_later(its, later) for its, later in layers[place + 1 :] if type(later) not in IGNORED]
                 return cls(tuple(rising), layer, tuple(head))
@@ -92,21 +89,17 @@ def _check_rows(name: str, layer: nn.Linear, x: Tensor, flat: bool) -> None:
         raise ValueError(f"x must be (n, features), or go through Flatten first, before {name}, got {tuple(x.shape)}")
     if x[0].numel() != layer.in_features:
         raise ValueError(f"x must have {layer.in_features} numbers a row for {name}, got shape {tuple(x.shape)}")
-    known = x.dtype in (torch.float32, torch.float64)
-    if not known or (x.dtype, x.device) != (layer.weight.dtype, layer.weight.device):
-        raise ValueError(
-            f"x must be float32 or float64 with the dtype and device of {name} "
-            f"({layer.weight.dtype} on {layer.weight.device}), got {x.dtype} on {x.device}"
-        )
+    dtype, device = layer.weight.dtype, layer.weight.device
+    if x.dtype not in (torch.float32, torch.float64) or (x.dtype, x.device) != (dtype, device):
+        rule = f"float32 or float64 with the dtype and device of {name} ({dtype} on {device})"
+        raise ValueError(f"x must be {rule}, got {x.dtype} on {x.device}")
 
 
 def _later(name: str, layer: nn.Module) -> LaterLayer:
-    if type(layer) not in LATER or not isinstance(layer, LaterLayer):
-        known = ", ".join(each.__name__ for each in LATER + IGNORED)
-        raise ValueError(
-            f"model must have only layers that bounds pass through behind its first one ({known}), "
-            f"got {name} ({type(layer).__name__})"
-        )
+    known = (*get_args(LaterLayer), *IGNORED)
+    if type(layer) not in known or not isinstance(layer, LaterLayer):
+        names = ", ".join(each.__name__ for each in known)
+        raise ValueError(f"model must have only {names} behind its first layer, got {name} ({type(layer).__name__})")
     if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is None:
         raise ValueError(f"model must have batch norm with running statistics, got {name} without")
     return layer

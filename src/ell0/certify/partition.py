@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,9 @@ class PartitionEnsemble(nn.Module, Certifier):
     [Rezaei23]). The lowest class wins every tie. A pixel is all channels of a position, or one number of a row.
 
     In training mode the result is ``(n, classes + 1)``: the mean over parts of their log-probabilities, and the
-    logarithm of what is missing to a sum of 1. Its cross-entropy is exactly the mean of those of the parts, so that
-    `ell0.train.fit` trains each part as if it were alone; the accuracy that fit reports of its own rows is too low, as
-    the class that is missing may be the largest. In eval mode it is the votes, ``(n, classes)``; those of the second
-    round are counted on top of all of the first.
-
-    A radius counts pixels and holds for any value; no chance is involved.
+    logarithm of what is missing to a sum of 1. Its cross-entropy is exactly the mean of those of the parts; the train
+    accuracy in the log is too low, as the class that is missing may be the largest. In eval mode it is the votes,
+    ``(n, classes)``; those of the second round are counted on top of all of the first.
 
     Args:
         shape: of one row, ``(channels, height, width)`` or ``(d,)``.
@@ -80,11 +78,9 @@ class PartitionEnsemble(nn.Module, Certifier):
             raise ValueError(f"x must have shape (n, {', '.join(map(str, self.shape))}), got {describe(x)}")
         units = x.flatten(2) if x.ndim == 4 else x.unsqueeze(1)
         seen = F.pad(units, (0, 1))[:, :, self.index]  # (n, channels, parts, size); the pixel added is 0
-        logits: Tensor = self.networks(seen.permute(2, 0, 1, 3).flatten(2))
-        return logits
+        return cast(Tensor, self.networks(seen.permute(2, 0, 1, 3).flatten(2)))
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:  # noqa: ARG002
-        """No row is certified for more changes than there are parts."""
         return self.parts
 
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:  # noqa: ARG002
@@ -102,10 +98,7 @@ class PartitionEnsemble(nn.Module, Certifier):
 
 
 class ParallelLinear(nn.Module):
-    """One ``nn.Linear`` for each part, in one product:  ``out[p] = x[p] @ weight[p] + bias[p]``.
-
-    Initialised as ``nn.Linear`` is.
-    """
+    """One ``nn.Linear`` for each part:  ``out[p] = x[p] @ weight[p] + bias[p]``, initialised as ``nn.Linear`` is."""
 
     def __init__(self, parts: int, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -157,10 +150,7 @@ def run_off_radius(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def prefers(logits: Tensor, one: Tensor) -> Tensor:
-    """Whether a part puts class ``one`` of a row above each class, the lowest first at ties: ``(parts, n, classes)``.
-
-    logits: ``(parts, n, classes)``.  one: ``(n,)``.
-    """
+    """Whether a part puts class ``one`` (n,) of a row above each class, the lowest first at ties, as logits."""
     mine = logits.gather(2, one.expand(len(logits), -1).unsqueeze(2))
     return (mine > logits) | ((mine == logits) & (one.unsqueeze(1) < torch.arange(logits.shape[2], device=one.device)))
 

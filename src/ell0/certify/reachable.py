@@ -22,8 +22,8 @@ class Reachable:
 
     x, low, high: ``(n, d)``, ``low <= x <= high``: a changed number lies between them, and a frozen one has low = high.
     channels: numbers of a unit; unit p holds the numbers p, p + units, p + 2 units and so on.
-    widest: the most of them that can change.  any_value: whether every number that can change may take any value.
-    bounded: whether none may take an infinite one.  alike: whether low and high are known to be the same in every row.
+    any_value: whether every number that can change may take any value.  bounded: whether none may take an infinite one.
+    alike: whether low and high are known to be the same in every row.
 
     The interval holds x also where x lies outside the attacker's box: it may be too large, never too small.
     """
@@ -32,7 +32,6 @@ class Reachable:
     low: Tensor
     high: Tensor
     channels: int
-    widest: int
     any_value: bool
     bounded: bool
     alike: bool
@@ -42,26 +41,22 @@ class Reachable:
         """x: ``(n, ...)``, as the model gets it.  rising: layers between x and the first layer."""
         ball.count(x, x)  # raises if the ball does not fit x
         low, high, mutable = (bound.expand_as(x) for bound in ball.box(x))
-        low = torch.where(mutable, torch.minimum(low, x), x)
-        high = torch.where(mutable, torch.maximum(high, x), x)
+        low, high = (torch.where(mutable, end, x) for end in (torch.minimum(low, x), torch.maximum(high, x)))
         # These layers keep the order of numbers, rounding included, so an interval passes end by end.
         for layer in rising:
             x, low, high = (layer(numbers) for numbers in (x, low, high))
-        widest = channels = x.shape[1] if ball.unit == "pixel" else 1
+        channels = x.shape[1] if ball.unit == "pixel" else 1
         x, low, high = (numbers.flatten(1) for numbers in (x, low, high))
-        if channels > 1 and ball.mutable is not None:
-            widest = max(1, int((low < high).unflatten(1, (channels, -1)).sum(1).max()))
         if isinstance(ball.low, Tensor) or isinstance(ball.high, Tensor):
             any_value = bool(((low.isinf() & high.isinf()) | (low == high)).all())
-            bounded = bool((low.isfinite() & high.isfinite()).all())
-            alike = False
+            bounded, alike = bool((low.isfinite() & high.isfinite()).all()), False
         else:  # known without a look at the tensors, which would make the host wait for a GPU
             clamps = [(layer.low, layer.high) for layer in rising if isinstance(layer, InputClamp)]
             lows, highs = zip((ball.low, ball.high), *clamps, strict=True)
-            open_below, open_above = all(map(math.isinf, lows)), all(map(math.isinf, highs))
-            any_value, bounded = open_below and open_above, not (open_below or open_above)
+            endless = [all(map(math.isinf, ends)) for ends in (lows, highs)]
+            any_value, bounded = all(endless), not any(endless)
             alike = ball.mutable is None and (ball.low, ball.high) == (-math.inf, math.inf)
-        return cls(x, low, high, channels, widest, any_value, bounded, alike)
+        return cls(x, low, high, channels, any_value, bounded, alike)
 
     def __getitem__(self, rows: slice | Tensor) -> Reachable:
         return replace(self, x=self.x[rows], low=self.low[rows], high=self.high[rows])
@@ -79,12 +74,12 @@ class Reachable:
         return self.x.shape[1] // self.channels
 
     def units(self, amounts: Tensor) -> Tensor:
-        """Sums over the numbers of each unit: ``(..., units)`` for amounts ``(..., d)``."""
+        """Sums over the numbers of each unit: ``(..., d) -> (..., units)``."""
         return amounts if self.channels == 1 else amounts.unflatten(-1, (self.channels, -1)).sum(-2)
 
     def numbers(self, budgets: Tensor) -> Tensor:
         """The most numbers of each row that can change with budgets ``(n, m)`` in units: ``(n, m)``."""
-        return torch.minimum(budgets * self.widest, self.moves.sum(1, keepdim=True))
+        return torch.minimum(budgets * self.channels, self.moves.sum(1, keepdim=True))
 
 
 def largest_sums(amounts: Tensor, budgets: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,10 +2,10 @@
 
 Notation: u_j = w_hj x_j, s_1 >= ... >= s_d their order, T_k(u) = s_{k+1} + ... + s_{d-k}, m numbers change.
 
-**Any value** (`_highest`). For m <= k the largest T_k is ``s_{k+1-m} + ... + s_{d-k-m}``, the sum without its top k - m
+**Any value** (`_shifted`). For m <= k the largest T_k is ``s_{k+1-m} + ... + s_{d-k-m}``, the sum without its top k - m
 and bottom k + m terms: at least i of the new terms are >= s'_i, all but m of them unchanged, so s'_i <= s_{i-m}; and
-sending the m smallest terms to the top attains it. Terms that cannot move (a frozen number, a weight of 0) stay where
-they are: then the m smallest that can move go. Mirrored for the least.
+sending the m smallest terms to the top attains it, if they can move (no frozen number, no weight of 0). Mirrored for
+the least.
 
 **One number at a time** (`_amounts`). With the other terms held, T_k is a constant plus u_j clipped between the k-th
 smallest and the k-th largest of the others. While m numbers move down, the k-th largest of the others matters only up
@@ -22,7 +22,6 @@ output, which knows the attacker's box; and, since all outputs see the same x_j 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,10 +33,8 @@ from .first_layer import FirstLayer, slack
 from .reachable import Reachable, blocks, in_blocks, largest_sums
 
 OPERATOR = 2e-5
-"""Twice the error of the operator, as a share of the sum of its kept |terms| and |bias|, that its tests allow."""
-
-LONG = 20_000
-"""Terms beyond which the operator's float32 sums may err by more, in proportion."""
+"""Twice the error of the operator, as a share of the sum of its kept |terms| and |bias|, that its tests allow; beyond
+20,000 terms its float32 sums may err by more, in proportion."""
 
 
 class Truncated(FirstLayer):
@@ -50,10 +47,10 @@ class Truncated(FirstLayer):
     def limit(self, reach: Reachable) -> int:
         if reach.bounded or int(reach.moves.sum(1).max()) <= self.k:
             return reach.number_of_units
-        return self.k // reach.widest
+        return self.k // reach.channels
 
     def check(self, reach: Reachable, budget: int) -> None:
-        if budget * reach.widest > self.k and budget > (limit := self.limit(reach)):
+        if budget * reach.channels > self.k and budget > (limit := self.limit(reach)):
             unit = "features" if reach.channels == 1 else "pixels"
             raise ValueError(
                 f"no certificate exists for budget={budget}: the first layer, with k={self.k}, bounds at most {limit} "
@@ -68,29 +65,20 @@ class Truncated(FirstLayer):
         return truncated_linear(x, self.weight, self.bias, k=self.k)
 
     def interval(self, reach: Reachable, budgets: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact for any value, units of one number and m <= k; else the better of both bounds, exact for m = 1."""
-        dtype, one_at_a_time = self.weight.dtype, not self.sweeps(reach)
+        """Exact for any value if all terms can move, m <= k and a unit is one number; exact for m = 1 in a box."""
         # Terms are rounded as the layer rounds them, and added up in the dtype of the bounds.
-        weights = self.weight.to(reach.x.dtype)
-        stuck = bool((self.weight == 0).any()) or not bool(reach.moves.all())
+        dtype, weights = self.weight.dtype, self.weight.to(reach.x.dtype)
 
         def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
             here, weight = reach[b], weights[o]
             terms, numbers = here.x.unsqueeze(1) * weight, here.numbers(budgets[b])
-            movable = here.moves.unsqueeze(1) & (weight != 0)
-            if stuck:
-                place = _argsort(terms)
-                order, free = terms.gather(-1, place), movable.gather(-1, place)
-                low = -_highest(-order.flip(-1), free.flip(-1), self.k, numbers, dtype)
-                high = _highest(order, free, self.k, numbers, dtype)
-            else:
-                order = ascending(terms)
-                low, high = _shifted(order, self.k, numbers, dtype)
-            if one_at_a_time:
+            order = ascending(terms)
+            low, high = _shifted(order, self.k, numbers, dtype)
+            if not self.sweeps(reach):
                 middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype).unsqueeze(1)
                 found = [
                     [
-                        largest_sums(here.units(amounts * movable), budget.unsqueeze(1), dtype)
+                        largest_sums(here.units(amounts * here.moves.unsqueeze(1)), budget.unsqueeze(1), dtype)
                         for amounts in self._amounts(terms, order, here, weight, m)
                     ]
                     for m, budget in zip(numbers.T, budgets[b].T, strict=True)
@@ -123,11 +111,11 @@ class Truncated(FirstLayer):
         if not reach.any_value:
             within = (reach.numbers(budgets) <= self.k).unsqueeze(-1)
             magnitudes = torch.where(within, magnitudes, self.most_magnitudes(reach, budgets))
-        return slack(OPERATOR * max(1.0, terms / LONG), terms, magnitudes)
+        return slack(OPERATOR * max(1.0, terms / 20_000), terms, magnitudes)
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
         """For m <= k the interval of any value, by the operator; a box only shrinks it."""
-        k, numbers = self.k, budget * reach.widest
+        k, numbers = self.k, budget * reach.channels
         if numbers > k:
             return super().trainable_interval(reach, budget)
         counts = ((k + numbers, k - numbers), (k - numbers, k + numbers))
@@ -137,10 +125,9 @@ class Truncated(FirstLayer):
     def _amounts(
         self, terms: Tensor, order: Tensor, reach: Reachable, weight: Tensor, numbers: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How far each term lowers and raises T_k at most while ``numbers`` (n,) move: two ``(n, h, d)``.
+        """How far each of ``terms`` (n, h, d) lowers and raises T_k at most while ``numbers`` (n,) move.
 
-        terms: ``(n, h, d)``.  order: the same, ascending. For any value, terms that cannot move (a frozen number, a
-        weight of 0) get an amount too: the caller masks them.
+        order: the terms, ascending. For any value, frozen numbers get an amount too: the caller masks them.
         """
         k, d = self.k, order.shape[-1]
         m = numbers.view(-1, 1, 1).expand(-1, order.shape[1], 1)
@@ -152,12 +139,6 @@ class Truncated(FirstLayer):
         fall = (terms.minimum(order[..., d - k - 1, None]) - floor).clamp_(min=0)
         rise = (ceiling - terms.maximum(order[..., k, None])).clamp_(min=0)
         return fall, rise
-
-
-def _argsort(terms: Tensor) -> Tensor:
-    if terms.device.type == "cpu":
-        return torch.from_numpy(np.argsort(terms.detach().numpy(), -1))
-    return terms.argsort(-1)
 
 
 def _shifted(order: Tensor, k: int, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -174,23 +155,3 @@ def _shifted(order: Tensor, k: int, numbers: Tensor, dtype: torch.dtype) -> tupl
     beyond = (numbers > k).unsqueeze(1)
     low, high = (middle - fall).masked_fill(beyond, -torch.inf), (middle + rise).masked_fill(beyond, torch.inf)
     return low.transpose(1, 2), high.transpose(1, 2)
-
-
-def _highest(order: Tensor, free: Tensor, k: int, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest T_k after ``numbers`` (n, m) changes to any value where only free terms move: ``(n, m, h)``.
-
-    order: ``(n, h, d)``, ascending.  free: bool, in that order. The m smallest free terms go to the top, so the sum is
-    S(d - k) - S(k), where S(p) adds up the p smallest of the others. They end at place I = min(p + m, the place of the
-    p-th term that is not free), and the free ones among the first I, m at most, are not of them.
-    """
-    d, m = order.shape[-1], numbers.unsqueeze(1).expand(-1, order.shape[1], -1)
-    all_sums, free_sums = (F.pad(terms.cumsum(-1, dtype=dtype), (1, 0)) for terms in (order, order * free))
-    gone = torch.searchsorted(free.cumsum(-1), m.contiguous()).add(1).masked_fill(m == 0, 0)
-
-    def smallest(p: int) -> Tensor:
-        fixed = ((~free).cumsum(-1) < p).sum(-1, keepdim=True) + 1
-        last = torch.minimum(fixed, p + m).clamp(max=d)
-        return all_sums.gather(-1, last) - free_sums.gather(-1, torch.minimum(last, gone))
-
-    high = smallest(d - k) - smallest(k)
-    return high.masked_fill(m > k, torch.inf).transpose(1, 2)

@@ -23,7 +23,6 @@ def run(
     /,
     *,
     out: Path | None = None,
-    sharded: Flag = False,
     fresh: Flag = False,
     list_: Annotated[Flag, Parameter(name="--list")] = False,
     work: WorkOptions = WorkOptions(),
@@ -46,9 +45,6 @@ def run(
         Name of a recipe that comes with ell0, or a TOML file.
     out
         Run folder: a new one, or one that holds a run of the same recipe. Default: runs/NAME.
-    sharded
-        Split gradients, optimizer state and a second copy of the weights between the processes (FSDP), for networks
-        that do not fit on a GPU otherwise.
     fresh
         Stop if the run folder already holds a run.
     list_
@@ -62,7 +58,7 @@ def run(
         text = "\n".join(f"{name:24} {summary}" for name, summary in summaries.items())
         print(json.dumps(summaries) if work.as_json else text)
         return
-    with together(work.devices, work.nodes, work.device, sharded=sharded) as team:
+    with together(work.devices, work.nodes, work.device) as team:
         members = recipes.sweep(recipe)
         home = Path("runs") / Path(recipe).stem if out is None else out
         try:
@@ -76,7 +72,7 @@ def run(
             options = {"--out": out, "--device": work.device, "--root": work.root, "--devices": work.devices}
             options |= {"--nodes": work.nodes} if work.nodes > 1 else {}
             words = [str(word) for option in options.items() if option[1] is not None for word in option]
-            command = shlex.join(["ell0", "run", recipe, *words, *(["--sharded"] if sharded else [])])
+            command = shlex.join(["ell0", "run", recipe, *words])
             raise KeyboardInterrupt(f"interrupted: resume with `{command}`") from None
         if team.first and members:
             _show_sweep(swept, home, work.as_json)

@@ -2,8 +2,7 @@
 
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .config import PAPER_CIFAR10, PAPER_MNIST, TrainConfig
-from .log import Epoch, Training
-from .loop import fit
+from .loop import Epoch, Training, fit
 from .stepper import TrainingObjective
 from .trades import Trades
 

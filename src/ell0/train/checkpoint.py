@@ -1,10 +1,11 @@
-"""Weights and what must be known of them, in one file."""
+"""Weights with what must be known of them in one file; the folder from which a killed training resumes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..common import write_whole
+from ..common import check_out, write_whole
 from . import safetensors_format
 
-NAME = "checkpoint.safetensors"
-"""The file in a folder that `fit` writes to."""
-
+NAME, LOG = "checkpoint.safetensors", "log.jsonl"  # in a folder of `fit`
 _STATE = ("optimizer/", "appended/")  # prefixes of what is not the model's: no parameter of a module has such a name
+_SHARE = 0.05  # of the time at most goes into checkpoints, the last one aside
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Checkpoint:
 
     tensors: the model's, by name.  card: what `save_checkpoint` or `fit` was given.
     about: the model in words, versions, and of a training its config, epoch and log.
-    state: of an unfinished training, the tensors of its optimizer and of X'.
+    state: of an unfinished training, the tensors of its ``"optimizer"`` and of X' (``"appended"``).
     """
 
     tensors: dict[str, Tensor]
     card: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def into(self, model: nn.Module) -> None:
         """Copies the tensors into a model. Raises ValueError, and changes nothing, if the architecture differs."""
@@ -52,9 +52,8 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path | str, model: nn.Module, card: Mapping[str, Any] | None = None) -> Path:
-    """Writes a model's weights and a card, any JSON object, to a safetensors file; the card also to a JSON file beside
-    it."""
-    write(Path(path), Checkpoint(model.state_dict(), dict(card or {}), about(model)))
+    """Writes a model's weights and a card, any JSON object, to a safetensors file."""
+    write(Path(path), Checkpoint(model.state_dict(), dict(card or {}), _about(model)))
     return Path(path)
 
 
@@ -70,30 +69,84 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         card, about = (dict(json.loads(metadata.get(key, "{}"))) for key in ("card", "about"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its card is not a JSON object") from error
-    state = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_STATE)}
+    state: dict[str, dict[str, Tensor]] = {}
+    for name in [name for name in tensors if name.startswith(_STATE)]:
+        kind, _, own = name.partition("/")
+        state.setdefault(kind, {})[own] = tensors.pop(name)
     return Checkpoint(tensors, card, about, state)
 
 
-def about(model: nn.Module) -> dict[str, Any]:
-    """What every checkpoint says of its model."""
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Writes one file, so that a kill cannot part weights from card."""
+    words = {"card": json.dumps(checkpoint.card), "about": json.dumps(checkpoint.about)}
+    state = {f"{kind}/{name}": its for kind, some in checkpoint.state.items() for name, its in some.items()}
+    content = safetensors_format.encode(checkpoint.tensors | state, {"format": "pt", **words})
+    with _file_named(path):
+        write_whole(path, content)
+
+
+class TrainingFolder:
+    """What a training keeps on disk; nothing if path is None.  made_from: what makes two trainings the same."""
+
+    def __init__(self, path: Path | str | None, made_from: Mapping[str, str], card: Mapping[str, Any]) -> None:
+        self._path = None if path is None else Path(path)
+        if self._path is not None:
+            check_out(self._path / NAME)
+        self._made_from, self._card = dict(made_from), dict(card)
+        json.dumps(self._card)  # raises TypeError before anything is trained
+        self._next = 0.0  # when the next checkpoint may be written
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint, if there is one; raises ValueError if it belongs to another training."""
+        if self._path is None:
+            return None
+        path = self._path / NAME
+        checkpoint = load_checkpoint(path) if path.exists() else None
+        if checkpoint is not None:
+            saved = checkpoint.about.get("made_from")
+            if saved is None:
+                raise ValueError(f"out must be an empty folder or one of this version's fit, but {path} is of another")
+            differs = [key for key in {**saved, **self._made_from} if saved.get(key) != self._made_from.get(key)]
+            if differs:
+                home = repr(str(self._path))
+                raise ValueError(f"out must be of this training, but {home} differs in: {', '.join(differs)}")
+        for half_written in (*self._path.glob(f".{NAME}.*"), *self._path.glob(f".{LOG}.*")):
+            half_written.unlink()
+        if checkpoint is not None:
+            self.log(checkpoint.about["log"])  # after a kill it may be ahead of the checkpoint
+        return checkpoint
+
+    def due(self) -> bool:
+        """Whether the last checkpoint is old enough for another."""
+        return self._path is not None and time.perf_counter() >= self._next
+
+    def save(self, model: nn.Module, state: dict[str, dict[str, Tensor]], about: dict[str, Any]) -> None:
+        """Writes a checkpoint; state, about: as in `Checkpoint`."""
+        if self._path is None:
+            return
+        start = time.perf_counter()
+        about = _about(model) | about | {"made_from": self._made_from}
+        write(self._path / NAME, Checkpoint(model.state_dict(), self._card, about, state))
+        end = time.perf_counter()
+        self._next = end + (end - start) / _SHARE
+
+    def log(self, lines: list[dict[str, Any]]) -> None:
+        """Writes the log, a line for each epoch."""
+        if self._path is not None:
+            with _file_named(self._path / LOG):
+                write_whole(self._path / LOG, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _about(model: nn.Module) -> dict[str, Any]:
     from .. import __version__
 
     return {"model": repr(model), "versions": {"ell0": __version__, "torch": torch.__version__}}
 
 
-def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes one file, so that a kill cannot part weights from card, and then the JSON file."""
-    words = {"card": json.dumps(checkpoint.card), "about": json.dumps(checkpoint.about)}
-    content = safetensors_format.encode(checkpoint.tensors | checkpoint.state, {"format": "pt", **words})
+@contextmanager
+def _file_named(path: Path) -> Iterator[None]:
+    """Errors of the disk name the file."""
     try:
-        write_whole(path, content)
-        write_card(path, checkpoint, content)
+        yield
     except OSError as error:
-        raise OSError(f"{path} could not be written, what was there before is whole: {error.strerror}") from error
-
-
-def write_card(path: Path, checkpoint: Checkpoint, content: bytes) -> None:
-    """Writes the JSON file beside a checkpoint, for people; the log has its own file."""
-    about = {key: value for key, value in checkpoint.about.items() if key not in ("log", "made_from")}
-    card = {"card": checkpoint.card, **about, "sha256": hashlib.sha256(content).hexdigest()}
-    write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
+        raise OSError(f"{path} could not be written: {error.strerror}") from error

@@ -22,18 +22,17 @@ class TrainConfig:
     rates: learning rates. With ``"steps"`` each holds for an equal share of the epochs, in whole epochs; ``"cosine"``
         takes one rate, which falls to 0 over all steps.
     warm_up: share of all steps, in [0, 1), over which a cosine rises from 0 first.
-    momentum: of SGD; for Adam its first beta.  weight_decay: times the weights, added to the gradient.
+    momentum: of SGD; for Adam its first beta.  weight_decay: added to the gradient, times the weights.
     refresh: the attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
     augment: ``"crop-flip"`` moves each image of a step, also those of X', by up to 4 pixels in both directions, fills
-        with 0 and mirrors half of them. ``"shift"`` moves by up to 1 pixel and fills with the nearest pixel, so a
-        changed pixel at the edge may appear more than once. Both need x ``(n, channels, height, width)``.
+        with 0 and mirrors half of them. ``"shift"`` moves by up to 1 pixel and fills with the nearest pixel.
     seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
         initialises the weights.
     precision: ``"tf32"``: dense products on a GPU, in steps, attacks and validation; ``"bf16"``: the forward pass of
         steps (autocast), while weights, attacks and validation stay in float32.
     attack_precision: precision of the attack. Default: float32, or TF32 if ``precision`` says so. ``"bf16"`` rounds
         margins, so X' may hold points that break only the rounded network.
-    graph: replay whole batches from a CUDA graph. Default: if the model is on a GPU.
+    graph: replay whole batches from a CUDA graph, if the model is on a GPU and there is one rank.
     attack_batch: rows of one call of the attack. Default: 1,024 on the CPU, up to 32,768 on a GPU.
     """
 
@@ -50,7 +49,7 @@ class TrainConfig:
     seed: int = 0
     precision: Precision = "fp32"
     attack_precision: Precision | None = None
-    graph: bool | None = None
+    graph: bool = True
     attack_batch: int | None = None
 
     def __post_init__(self) -> None:
@@ -75,20 +74,19 @@ class TrainConfig:
             raise ValueError(f'rates must be one for schedule="cosine", got {self.rates!r}')
         if self.schedule == "steps" and self.warm_up:
             raise ValueError(f'warm_up must be 0 for schedule="steps", got {self.warm_up!r}')
-        if not isinstance(self.graph, bool | None):
-            raise ValueError(f"graph must be True, False or None, got {self.graph!r}")
+        if not isinstance(self.graph, bool):
+            raise ValueError(f"graph must be True or False, got {self.graph!r}")
 
     def rates_of(self, epoch: int, steps: int) -> list[float]:
         """The learning rate of each step of an epoch."""
         if self.schedule == "steps":
             return [self.rates[epoch * len(self.rates) // self.epochs]] * steps
-        return [self._cosine((epoch + (step + 0.5) / steps) / self.epochs) for step in range(steps)]
-
-    def _cosine(self, done: float) -> float:
-        """The rate after this share of the training."""
-        if done < self.warm_up:
-            return self.rates[0] * done / self.warm_up
-        return self.rates[0] * (1 + math.cos(math.pi * (done - self.warm_up) / (1 - self.warm_up))) / 2
+        (rate,), rates = self.rates, []
+        for step in range(steps):
+            done = (epoch + (step + 0.5) / steps) / self.epochs
+            falling = math.pi * (done - self.warm_up) / (1 - self.warm_up)
+            rates.append(rate * done / self.warm_up if done < self.warm_up else rate * (1 + math.cos(falling)) / 2)
+        return rates
 
     def attacks_before(self, epoch: int) -> bool:
         """Whether adversarial training attacks before this epoch."""
@@ -102,9 +100,6 @@ def _is_number(value: object) -> bool:
 PAPER_MNIST = TrainConfig()
 """The paper's training of F(k) on MNIST     ([Beliaev22] appendix, table 4)."""
 
-PAPER_CIFAR10 = TrainConfig(
-    batch=128,
-    rates=(0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001, 0.0005, 0.00025),
-    weight_decay=5e-4,
-)
+_CIFAR10_RATES = (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001, 0.0005, 0.00025)
+PAPER_CIFAR10 = TrainConfig(batch=128, rates=_CIFAR10_RATES, weight_decay=5e-4)
 """The paper's training of VGG(k) on CIFAR-10: each rate for 25 epochs     ([Beliaev22] appendix, table 5)."""

@@ -1,4 +1,4 @@
-"""The training loop: clean, or against an attack."""
+"""The training loop, clean or against an attack, and its log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,16 +19,66 @@ from ..common import Progress, Step, seeded, silent
 from ..nn import folded, prepared
 from ..parallel import ALONE, Team
 from ..precision import dense_products
-from .appended import AppendedRows, BoundAttack, TrainingSet, search
-from .augment import AUGMENTS
-from .checkpoint import Checkpoint
-from .checks import Labelled, check_arguments, check_together, least_rows
+from ..results import Measurement
+from .arguments import TrainingArguments
+from .checkpoint import Checkpoint, TrainingFolder
 from .config import TrainConfig
-from .folder import TrainingFolder, made_from
-from .log import Epoch, Training, seconds_left
-from .stepper import BatchLoss, GraphStepper, Stepper, TrainingObjective, attack_precision, modes_restored
+from .rows import AUGMENTS, AppendedRows, BoundAttack, TrainingSet, search
+from .stepper import BatchLoss, GraphStepper, Stepper, TrainingObjective, restored
 
 _VALIDATED = 1000  # rows at a time
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A finished epoch: a line of the log.
+
+    epoch: counted from 0.  loss, train_accuracy: over the rows as trained, X' included.
+    rate: learning rate of the last step.  appended: rows of X'.
+    seconds: for steps and validation.  attack_seconds: for the attack before the epoch, 0 without one.
+    seconds_left: for the rest of the training, attacks included; None until the first attack was timed.
+    """
+
+    epoch: int
+    epochs: int
+    loss: float
+    train_accuracy: float
+    validation_accuracy: float | None
+    rate: float
+    appended: int
+    seconds: float
+    attack_seconds: float
+    seconds_left: float | None
+
+    @property
+    def step(self) -> Step:
+        """What `fit` reports of it."""
+        note = f"loss {self.loss:.3g}, accuracy {100 * self.train_accuracy:.1f} %"
+        if self.validation_accuracy is not None:
+            note += f", validation {100 * self.validation_accuracy:.1f} %"
+        return Step("epoch", self.epoch + 1, self.epochs, note, self.seconds_left)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A finished training: its log, and its seconds in all, with checkpoints, without work lost to a kill."""
+
+    epochs: tuple[Epoch, ...]
+    seconds: float
+
+    def rows(self, **identity: Any) -> list[Measurement]:
+        """Times, and figures of the last epoch, each with this identity."""
+        last, each = self.epochs[-1], [epoch.seconds for epoch in self.epochs]
+        attacks = [epoch.attack_seconds for epoch in self.epochs if epoch.attack_seconds]
+        timed = {**identity, "unit": "seconds"}
+        rows = [Measurement.of("training_seconds", self.seconds, **timed)]
+        rows.append(Measurement.of("epoch_seconds", median(each), n=len(each), low=min(each), high=max(each), **timed))
+        if attacks:
+            rows.append(Measurement.of("attack_seconds", sum(attacks), n=len(attacks), **timed))
+        figures = {"final_loss": last.loss, "train_accuracy": last.train_accuracy}
+        if last.validation_accuracy is not None:
+            figures["validation_accuracy"] = last.validation_accuracy
+        return [*rows, *(Measurement.of(what, value, **identity) for what, value in figures.items())]
 
 
 def fit(
@@ -50,10 +101,8 @@ def fit(
 
     With an attack [Beliaev22, section 3.3]: before the epochs refresh, 2 * refresh, ... it attacks every row of X. X'
     becomes the broken rows with their true labels, without rows misclassified from the start. Until the next attack the
-    epochs train on X and X' together, shuffled.
-
-    The last batch of an epoch may be smaller. It is left out if it has fewer rows than ranks or, for a model with batch
-    norm, fewer than two for each rank.
+    epochs train on X and X' together, shuffled. A last batch is left out if it has fewer rows than ranks or, for a
+    model with batch norm, fewer than two for each rank.
 
     A killed training, called again with the same arguments and ``out``, resumes from its last checkpoint and ends with
     the weights of an undisturbed run, bit for bit on the CPU. A finished one loads its weights and returns.
@@ -64,90 +113,82 @@ def fit(
         objective: the loss of each epoch, such as `Trades` or `ell0.certify.Objective`; train accuracies in the log are
             then those of its scores. Default: the cross-entropy of the logits.
         validation: rows like ``data``, classified after each epoch, neither trained on nor attacked.
-        out: folder for ``checkpoint.safetensors``, ``checkpoint.json`` and ``log.jsonl``. Default: keep nothing.
+        out: folder for ``checkpoint.safetensors`` and ``log.jsonl``. Default: keep nothing.
         card: a JSON object that the checkpoint keeps.
         progress: called after each epoch and each call of the attack.
-        team: ranks that share the work (`ell0.parallel`). Each calls this with all rows and its own copy of the model,
-            and all end with the same weights. Batches and attacked rows are shared out and gradients averaged; batch
-            norm takes the statistics of a rank's share. Rank 0 alone writes. A sharded team keeps gradients, optimizer
-            state and a second copy of the weights in parts; the model has its weights again after each epoch.
+        team: ranks that share batches and attacked rows (`ell0.parallel`). Each calls this with all rows and a copy of
+            the model, and all end with the same weights. Batch norm takes the statistics of a rank's share.
 
     Raises:
         ValueError: an argument is wrong, ``out`` holds another training, or the loss is not finite.
         OSError: ``out`` cannot be written to; the last checkpoint stays whole.
     """
-    device = check_arguments(model, data, config, attack, objective, validation, card, team)
-    same = {} if out is None else made_from(model, data, validation, config, attack, objective)
+    arguments = TrainingArguments(model, data, config, attack, objective, validation, team)
+    device = arguments.check()
+    same = {} if out is None else arguments.made_from()
     folder = TrainingFolder(out if team.first else None, same, card or {})
     checkpoint = team.once(folder.load)
     if checkpoint is not None:
         checkpoint.into(model)
     if device.type == "cuda":
-        _lay_channels_last(model)
+        # A convolution works in the layout of its weight, and a GPU's fast ones want this one; no value changes.
+        for parameter in model.parameters():
+            if parameter.ndim == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     about: dict[str, Any] = checkpoint.about if checkpoint else {"log": [], "seconds": 0.0}
     log = [Epoch(**line) for line in about["log"]]
     if len(log) == config.epochs:
         return Training(tuple(log), about["seconds"])
     rows = TrainingSet(data[0].to(device), data[1].to(device).long())
+    data = rows.x, rows.y
     if validation is not None:
-        validation = team.share(validation[0]).to(device), team.share(validation[1]).to(device)
+        validation = validation[0].to(device), validation[1].to(device)
     if attack is not None:
-        attack = attack_precision(config, device)(attack)
-    start = time.perf_counter() - about["seconds"]
-    run = _TrainingRun(model, rows, config, attack, objective, validation, folder, progress, log, start, team)
+        attack = _attack_precision(config, device)(attack)
+    run = _TrainingRun(model, data, config, attack, objective, validation, team, rows, folder, progress, log)
+    run.start -= about["seconds"]
     precision = dense_products(tf32=config.precision == "tf32" and device.type == "cuda")
-    devices = [device] if device.type == "cuda" else []
-    with modes_restored(model), _gradients_restored(model), precision, torch.random.fork_rng(devices):
+    with restored(model), precision, torch.random.fork_rng([device] if device.type == "cuda" else []):
         return run.train(checkpoint)
 
 
 @dataclass
-class _TrainingRun:
+class _TrainingRun(TrainingArguments):
     """A training under way. log: its epochs so far.  start: when it began, earlier calls included."""
 
-    model: nn.Module
     rows: TrainingSet
-    config: TrainConfig
-    attack: BoundAttack | None
-    objective: TrainingObjective | None
-    validation: Labelled | None
     folder: TrainingFolder
     progress: Progress
     log: list[Epoch]
-    start: float
-    team: Team
+    start: float = field(default_factory=time.perf_counter)
 
     def train(self, checkpoint: Checkpoint | None) -> Training:
         """Trains the epochs that are left."""
-        epochs, data = self.config.epochs, (self.rows.x, self.rows.y)
-        check_together(self.model, data, self.validation, self.attack, self._batch_loss(epochs - 1))
+        self.check_together()
         self.model.train()
-        self._stepper = self._build(self._batch_loss(len(self.log)))
+        self._stepper = self._build(self.batch_loss(len(self.log)))
         self._found = AppendedRows.none(0, self.rows.x)
         if checkpoint is not None:
-            state = {kind: _under(f"{kind}/", checkpoint.state) for kind in ("optimizer", "appended")}
-            self._stepper.load(state["optimizer"])
-            self._found = AppendedRows(**state["appended"], **checkpoint.about["attacked"])
+            self._stepper.load(checkpoint.state.get("optimizer", {}))
+            found: dict[str, Any] = checkpoint.state["appended"] | checkpoint.about["attacked"]
+            self._found = AppendedRows(**found)
             self.rows.append(self._found)
-        for epoch in range(len(self.log), epochs):
-            if (batch_loss := self._batch_loss(epoch)) != self._stepper.batch_loss:
+        for epoch in range(len(self.log), self.config.epochs):
+            if (batch_loss := self.batch_loss(epoch)) != self._stepper.batch_loss:
                 # A graph holds the loss that it was captured with.
                 optimizer = {name: tensor.clone() for name, tensor in self._stepper.state().items()}
                 self._stepper = self._build(batch_loss)
                 self._stepper.load(optimizer)
-            attacked = self.attack is not None and self.config.attacks_before(epoch)
-            self.log.append(self._epoch(epoch, self._append(epoch) if attacked else 0.0))
-            self.team.once(partial(self.folder.log, self.log[-1]))
+            attacks = self.attack is not None and self.config.attacks_before(epoch)
+            self.log.append(self._epoch(epoch, self._append(epoch) if attacks else 0.0))
+            self.team.once(partial(self.folder.log, list(map(asdict, self.log))))
             self._save()
             self.progress(self.log[-1].step)
         return Training(tuple(self.log), time.perf_counter() - self.start)
 
-    def _batch_loss(self, epoch: int) -> BatchLoss | None:
-        return None if self.objective is None else self.objective.at(epoch, self.config.epochs)
-
     def _build(self, batch_loss: BatchLoss | None) -> Stepper:
         x, y, batch = self.rows.x, self.rows.y, self.config.batch
-        graph = x.device.type == "cuda" and self.team.size == 1 if self.config.graph is None else self.config.graph
+        graph = self.config.graph and x.device.type == "cuda" and self.team.size == 1
         if not graph or len(x) < batch:
             return Stepper(self.model, self.config, self.team, batch_loss)
         try:
@@ -155,53 +196,54 @@ class _TrainingRun:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ValueError(f"graph must be False for this model, whose step cannot be captured: {error}") from error
+            raise ValueError(f"graph must be False: the step of this model cannot be captured: {error}") from error
 
     def _save(self) -> None:
-        """Writes a checkpoint if it is time. All ranks learn if rank 0 fails: they would wait for it in their next
-        step."""
+        """Writes a checkpoint if it is time. If rank 0 fails all ranks learn it: they would wait for its next step."""
         seconds, done = time.perf_counter() - self.start, len(self.log) == self.config.epochs
         if not (self.team.once(self.folder.due) or done):
             return
         tensors, attacked = self._found.saved()
-        kinds = {} if done else {"optimizer": self._stepper.whole_state(), "appended": tensors}
-        state = {f"{kind}/{name}": tensor for kind, some in kinds.items() for name, tensor in some.items()}
+        state = {} if done else {"optimizer": self._stepper.state(), "appended": tensors}
         about = {"config": asdict(self.config), "seconds": seconds, "attacked": attacked}
-        self.team.once(partial(self.folder.save, self.model, state, self.log, **about))
+        about |= {"epoch": len(self.log), "log": list(map(asdict, self.log))}
+        self.team.once(partial(self.folder.save, self.model, state, about))
 
     def _append(self, epoch: int) -> float:
         """Makes X' anew; returns the seconds that this took, in earlier calls too."""
         assert self.attack is not None
-        x, y = self.rows.x, self.rows.y
+        x, y, last = self.rows.x, self.rows.y, self.log[-1]
         if self._found.epoch != epoch:
             self._found = AppendedRows.none(epoch, x)
         self.model.eval()
         for found in search(self.attack, folded(self.model), x, y, self._found, self.config, self.team):
             self._found = found
             self._save()
-            self.progress(self._attack_step(found))
+            share, broken = found.done / len(x), len(found.rows)
+            epoch_seconds = last.seconds / (len(x) + last.appended) * (len(x) + broken / share)
+            left = self._seconds_left(epoch, epoch_seconds, found.seconds / share, share)
+            self.progress(Step("rows attacked", found.done, len(x), f"{broken} broken", left))
         self.model.train()
         self.rows.append(self._found)
         return self._found.seconds
 
-    def _attack_step(self, found: AppendedRows) -> Step:
-        n, epochs, last = len(self.rows.x), self.config.epochs - found.epoch, self.log[-1]
-        done = found.done / n
-        epoch_seconds = last.seconds / (n + last.appended) * (n + len(found.rows) / done)
-        left = seconds_left(epochs, epoch_seconds, self._attacks_after(found.epoch) + 1 - done, found.seconds / done)
-        return Step("rows attacked", found.done, n, f"{len(found.rows)} broken", left)
-
-    def _attacks_after(self, epoch: int) -> int:
-        later = range(epoch + 1, self.config.epochs)
-        return 0 if self.attack is None else sum(map(self.config.attacks_before, later))
+    def _seconds_left(self, first: int, epoch: float, attack: float | None, attacked: float = 0.0) -> float | None:
+        """For the epochs from ``first`` on and their attacks, of which ``attacked`` is done; epoch, attack: seconds."""
+        epochs = range(first, self.config.epochs)
+        attacks = (0 if self.attack is None else sum(map(self.config.attacks_before, epochs))) - attacked
+        return None if attacks and attack is None else len(epochs) * epoch + attacks * (attack or 0.0)
 
     def _epoch(self, epoch: int, attack_seconds: float) -> Epoch:
         start, config, rows, device = time.perf_counter(), self.config, self.rows, self.rows.x.device
         order = torch.randperm(len(rows), generator=seeded(config.seed, "order", epoch), device="cpu")
         rest = len(order) % config.batch
-        if len(order) > rest and rest < least_rows(self.model, self.team.size):
+        if len(order) > rest and rest < self.least_rows:
             order = order[: len(order) - rest]
-        _seed_model(device, seeded(config.seed, "model", epoch).initial_seed() + self.team.rank)
+        # The generators that a model's own draws, such as dropout, come from; torch gives it no other.
+        seed = seeded(config.seed, "model", epoch).initial_seed() + self.team.rank
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
         batches = order.to(device).split(config.batch)
         moves = AUGMENTS.get(config.augment)
         ways = None if moves is None else moves.draw(len(order), seeded(config.seed, "augment", epoch)).to(device)
@@ -223,67 +265,28 @@ class _TrainingRun:
             raise ValueError(f"rates must be lower for this model, the loss of epoch {epoch} is {loss}")
         accuracy = self._validate()
         seconds = time.perf_counter() - start
-        attacks = [attack_seconds, *(done.attack_seconds for done in reversed(self.log))]
-        return Epoch(
-            epoch=epoch,
-            epochs=config.epochs,
-            loss=loss,
-            train_accuracy=right,
-            validation_accuracy=accuracy,
-            rate=rates[-1],
-            appended=rows.appended,
-            seconds=seconds,
-            attack_seconds=attack_seconds,
-            seconds_left=seconds_left(
-                config.epochs - epoch - 1, seconds, self._attacks_after(epoch), next(filter(None, attacks), None)
-            ),
-        )
+        timed = [attack_seconds, *(done.attack_seconds for done in reversed(self.log))]
+        left = self._seconds_left(epoch + 1, seconds, next(filter(None, timed), None))
+        last = rates[-1]
+        return Epoch(epoch, config.epochs, loss, right, accuracy, last, rows.appended, seconds, attack_seconds, left)
 
     def _validate(self) -> float | None:
         if self.validation is None:
             return None
         self.model.eval()
-        counts = self.team.gather(partial(self._count_right, *self.validation))
+        right = self.team.by_row(self._right, *self.validation)
         self.model.train()
-        return sum(right for right, _ in counts) / sum(rows for _, rows in counts)
+        return int(right.sum()) / len(right)
 
-    def _count_right(self, x: Tensor, y: Tensor) -> tuple[int, int]:
-        """Rows classified right, and all rows."""
+    def _right(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad(), prepared(self.model):
-            right = [
-                (self.model(some).argmax(1) == labels).sum()
-                for some, labels in zip(x.split(_VALIDATED), y.split(_VALIDATED), strict=True)
-            ]
-        return int(torch.stack(right).sum()), len(x)
+            return torch.cat([self.model(some).argmax(1) for some in x.split(_VALIDATED)]) == y
 
 
 @contextmanager
-def _gradients_restored(model: nn.Module) -> Iterator[None]:
-    """At the end every parameter has the gradient that it had before."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None
+def _attack_precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Inside, models compute in the precision of the attack."""
+    precision = config.attack_precision or ("tf32" if config.precision == "tf32" else "fp32")
+    rounded = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with dense_products(tf32=precision == "tf32" and device.type == "cuda"), rounded:
         yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The tensors whose names begin with the prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _lay_channels_last(model: nn.Module) -> None:
-    """A convolution works in the layout of its weight, and a GPU's fast ones want this one; no value changes."""
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-def _seed_model(device: torch.device, seed: int) -> None:
-    """Seeds the generators that a model's own draws, such as dropout, come from; torch gives it no other."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -16,31 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES = {**_FLOATS, **_INTEGERS, "BOOL": torch.bool}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
-_MOST = 100_000_000  # bytes of a header, by the format
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """The content of a file."""
     header: dict[str, Any] = {_METADATA: dict(metadata)}
-    parts: list[bytes] = []
-    begin = 0
+    parts, begin = list[bytes](), 0
     # Wide types first: every tensor then begins at a multiple of its own size.
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        if tensor.dtype not in _NAMES or name == _METADATA:
+        if tensor.dtype not in _NAMES:
             raise ValueError(f"a checkpoint cannot hold {name} of type {tensor.dtype}")
         parts.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         end = begin + len(parts[-1])
@@ -61,7 +50,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _decode(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
     length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > min(_MOST, len(content) - 8):
+    if len(content) < 8 or length > len(content) - 8:
         raise ValueError(f"its {len(content)} bytes are too few for a header")
     header = json.loads(bytes(content[8 : 8 + length]))
     data = content[8 + length :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..parallel import ALONE, Team
-from ..precision import dense_products
 from .config import TrainConfig
 
 BatchLoss = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -27,35 +26,39 @@ class TrainingObjective(Protocol):
 
     def at(self, epoch: int, epochs: int) -> BatchLoss:
         """The loss of an epoch."""
-        ...
 
     def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         """Raises ValueError if the model cannot be trained on it with rows like these."""
-        ...
 
 
-WARM_UP = 3  # steps before a capture, as many as torch asks for
-_SECOND_BETA = 0.999
+def float_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits, in float32 if autocast made them bf16."""
+    logits: Tensor = model(x)
+    return logits.float() if logits.dtype == torch.bfloat16 else logits
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The `BatchLoss` of a training without an objective."""
+    logits = float_logits(model, x)
+    return logits, F.cross_entropy(logits, y)
 
 
 class ModelWithLoss(nn.Module):
-    """Scores and loss of a batch; batch_loss None: the cross-entropy of the logits."""
+    """Scores and loss of a batch, as one module, which is what ranks average the gradients of."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, batch_loss: BatchLoss | None) -> None:
+    def __init__(self, model: nn.Module, batch_loss: BatchLoss, bf16: bool) -> None:
         super().__init__()
-        self.model, self._batch_loss, self._bf16 = model, batch_loss, config.precision == "bf16"
+        self.model, self._batch_loss, self._bf16 = model, batch_loss, bf16
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-            if self._batch_loss is not None:
-                return self._batch_loss(self.model, x, y)
-            logits = self.model(x)
-        return logits, F.cross_entropy(logits.float() if self._bf16 else logits, y)
+            return self._batch_loss(self.model, x, y)
 
 
 class Stepper:
     """A model in train mode with its optimizer; `step` trains on one batch.
 
+    batch_loss: None is `cross_entropy`.
     rate: the learning rate, a scalar on the device; write to it between steps.
     totals: ``(2,)`` float64 on the device: losses and rows classified right, summed over rows until `take`.
     """
@@ -65,15 +68,13 @@ class Stepper:
     def __init__(
         self, model: nn.Module, config: TrainConfig, team: Team = ALONE, batch_loss: BatchLoss | None = None
     ) -> None:
-        self.model, self.batch_loss, self._config, self._team = model, batch_loss, config, team
-        layers = layer_names(model) if batch_loss is None else ()
-        self._forward = team.averaged(ModelWithLoss(model, config, batch_loss), layers)
-        named = zip(model.named_parameters(), self._forward.parameters(), strict=False)
-        self._names = {part: name for (name, whole), part in named if whole.requires_grad}
+        self.model, self.batch_loss = model, batch_loss
+        self._forward = team.averaged(ModelWithLoss(model, batch_loss or cross_entropy, config.precision == "bf16"))
+        self._names = {weights: name for name, weights in model.named_parameters() if weights.requires_grad}
         self._device = next(iter(self._names)).device
         self.rate = torch.tensor(config.rates[0], dtype=torch.float32, device=self._device)
         self.totals = torch.zeros(2, dtype=torch.float64, device=self._device)
-        self._optimizer = self._build()
+        self._optimizer = self._build(config)
 
     def step(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
         """Trains on a batch x ``(m, ...)``, y ``(m,)`` and returns its loss.
@@ -81,12 +82,9 @@ class Stepper:
         weight: of the loss; on several ranks the size of this rank's share of the batch over the mean share.
         """
         self._optimizer.zero_grad()
-        scores: Tensor
-        loss: Tensor
-        scores, loss = self._forward(x, y)
+        found: tuple[Tensor, Tensor] = self._forward(x, y)
+        scores, loss = found
         loss.backward(torch.full_like(loss, weight))
-        if self._team.sharded:
-            self._optimizer.param_groups[0]["lr"] = float(self.rate)
         self._optimizer.step()
         self.totals += torch.stack((loss.detach() * len(y), (scores.detach().argmax(1) == y).sum()))
         return loss.detach()
@@ -98,51 +96,36 @@ class Stepper:
         return loss, right
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's part of the optimizer's tensors, by kind and name of the parameter."""
+        """The optimizer's tensors, by kind and name of the parameter."""
         return {
             f"{kind}/{name}": tensor
             for parameter, name in self._names.items()
             for kind, tensor in self._optimizer.state[parameter].items()
         }
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """The whole state, for rank 0. Of a sharded team every rank must call it; the others get nothing."""
-        if not self._team.sharded:
-            return self.state()
-        whole = {}
-        for name, part in self.state().items():
-            tensor = self._team.joined(part)
-            if self._team.first:
-                whole[name] = tensor.cpu()  # the device has no room for all of them
-        return whole
-
     def load(self, state: dict[str, Tensor]) -> None:
-        """Takes over what `state`, or `whole_state` on any number of ranks, returned."""
+        """Takes over what `state` returned."""
         for name, tensor in self.state().items():
-            tensor.copy_(self._team.parted(state[name], tensor))
+            tensor.copy_(state[name])
 
-    def _build(self) -> torch.optim.Optimizer:
-        """Only the fused kernels read the rate from the device, as a graph must.
-
-        For sharded parameters SGD has none, and Adam's makes all of them whole in its first step.
-        """
-        config, parameters, sharded = self._config, list(self._names), self._team.sharded
-        rate, kernels = (config.rates[0], {"foreach": True}) if sharded else (self.rate, {"fused": True})
+    def _build(self, config: TrainConfig) -> torch.optim.Optimizer:
+        """Only the fused kernels read the rate from the device, as a graph must."""
+        parameters, momentum, decay = list(self._names), config.momentum, config.weight_decay
         optimizer: torch.optim.Optimizer
         if config.optimizer == "sgd":
-            optimizer = torch.optim.SGD(parameters, rate, config.momentum, weight_decay=config.weight_decay, **kernels)
-            kinds = ["momentum_buffer"] if config.momentum else []
+            optimizer = torch.optim.SGD(parameters, self.rate, momentum, weight_decay=decay, fused=True)
+            kinds = ["momentum_buffer"] if momentum else []
         else:
-            betas, captured = (config.momentum, _SECOND_BETA), self._device.type == "cuda" and not sharded
+            betas, captured = (momentum, 0.999), self._device.type == "cuda"
             optimizer = torch.optim.Adam(
-                parameters, rate, betas, weight_decay=config.weight_decay, capturable=captured, **kernels
+                parameters, self.rate, betas, weight_decay=decay, capturable=captured, fused=True
             )
             kinds = ["exp_avg", "exp_avg_sq"]
         # Made here and not in the first step, so that a checkpoint and a graph have something to write to.
         for parameter in parameters:
             optimizer.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
             if config.optimizer == "adam":
-                optimizer.state[parameter]["step"] = torch.zeros((), device="cpu" if sharded else self._device)
+                optimizer.state[parameter]["step"] = torch.zeros((), device=self._device)
         return optimizer
 
 
@@ -164,7 +147,7 @@ class GraphStepper(Stepper):
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
+            for _ in range(3):  # as many as torch asks for before a capture
                 super().step(self._x, self._y)
         torch.cuda.current_stream(self._device).wait_stream(side)
         # Gradients are to be made inside the graph's own memory.
@@ -187,38 +170,13 @@ class GraphStepper(Stepper):
         return self._loss
 
 
-def layer_names(model: nn.Module) -> list[str]:
-    """Names in a `ModelWithLoss` of the layers that are called one after the other, each through its own forward.
-
-    One name, that of the model, if they are not known or two of them share a parameter.
-    """
-
-    def layers(module: nn.Module, name: str) -> Iterator[str]:
-        if type(module).forward is nn.Sequential.forward:
-            for child, layer in module.named_children():
-                yield from layers(layer, f"{name}.{child}")
-        elif any(True for _ in module.parameters()):
-            yield name
-
-    tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-    return ["model"] if tied else list(layers(model, "model"))
-
-
 @contextmanager
-def attack_precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Inside, models compute in the precision of the attack."""
-    precision = config.attack_precision or ("tf32" if config.precision == "tf32" else "fp32")
-    rounded = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with dense_products(tf32=precision == "tf32" and device.type == "cuda"), rounded:
+def restored(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters begin without gradients. At the end modes (train or eval) and gradients are as before."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        for parameter in model.parameters():
+            stack.callback(setattr, parameter, "grad", parameter.grad)
+            parameter.grad = None
         yield
-
-
-@contextmanager
-def modes_restored(model: nn.Module) -> Iterator[None]:
-    """At the end every module is in the mode (train or eval) that it was in before."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

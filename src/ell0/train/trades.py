@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, get_args
 
@@ -17,12 +15,12 @@ from ..attacks.sparse_pgd import highest, lowered
 from ..attacks.surrogate import surrogate_gradients
 from ..common import check_count
 from ..nn import folded
-from ..threat import Unit, describe
-from .stepper import modes_restored
+from ..threat import L0Ball, Unit, describe
+from .stepper import float_logits, restored
 
 TradesLoss = Literal["trades", "adversarial"]
 
-_STEP_SIZE = _MASK_STEP = 0.25  # as the defaults of `sparse_pgd`
+_STEP = 0.25  # of values and of scores, as the defaults of `sparse_pgd`
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,9 @@ class Trades:
         trades:       cross_entropy(model(x), y) + weight * KL(softmax(model(x)) || softmax(model(x_adv)))     [Zhang19]
         adversarial:  cross_entropy(model(x_adv), y)
 
-        fit(model, data, config, objective=Trades(120, unit="pixel"))
-
     Sparse-PGD [Zhong24] makes x_adv against the model in eval mode before the step: of ``steps + 1`` points, the one
     with the highest cross-entropy. A coin for each batch decides whether all values move or only those shown in x_adv.
     Draws come from torch's generator of the device, like those of dropout.
-
     Differs from [Zhong24]'s code: broken rows go on, and scores are not redrawn.
 
     Args:
@@ -62,21 +57,16 @@ class Trades:
     def __post_init__(self) -> None:
         check_count("budget", self.budget)
         check_count("steps", self.steps, least=0)
-        if self.unit not in get_args(Unit):
-            raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
+        L0Ball(self.budget, self.unit, self.low, self.high)  # raises ValueError if one of them is wrong
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValueError(f"low and high must be finite, got low={self.low!r} with high={self.high!r}")
         if self.loss not in get_args(TradesLoss):
             raise ValueError(f'loss must be "trades" or "adversarial", got {self.loss!r}')
-        for name in ("low", "high", "weight"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        if self.weight <= 0:
+        if not isinstance(self.weight, int | float) or not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be a finite number > 0, got {self.weight!r}")
-        if self.low >= self.high:
-            raise ValueError(f"low must be < high, got low={self.low!r} with high={self.high!r}")
 
     def at(self, epoch: int, epochs: int) -> Self:  # noqa: ARG002
-        """The loss of an epoch, the same in all."""
+        """The same loss in every epoch."""
         return self
 
     def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:  # noqa: ARG002
@@ -84,17 +74,16 @@ class Trades:
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'unit must be "feature" unless x is (n, channels, height, width), got {describe(x)}')
         if self.budget > (units := by_unit(x, self.unit).shape[2]):
-            got = f"budget={self.budget} with {units} units"
-            raise ValueError(f"budget must be at most the number of units of x, got {got}")
+            raise ValueError(f"budget must be at most the {units} units of x, got {self.budget}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits ``(n, classes)`` at x_adv, and the loss, a scalar."""
         x_adv = self.attacked(model, x, y)
         if self.loss == "adversarial":
-            logits = _logits(model, x_adv)
+            logits = float_logits(model, x_adv)
             return logits.detach(), F.cross_entropy(logits, y)
         # In one batch: batch norm then learns from the statistics of both, which it will also meet in use.
-        clean, logits = _logits(model, torch.cat((x, x_adv))).chunk(2)
+        clean, logits = float_logits(model, torch.cat((x, x_adv))).chunk(2)
         apart = F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="batchmean", log_target=True)
         return logits.detach(), F.cross_entropy(clean, y) + self.weight * apart
 
@@ -109,43 +98,30 @@ class Trades:
         scores = torch.randn_like(rows[:, 0])
         every = torch.rand((), device=x.device) < 0.5  # a graph replays one path, so the coin is not for an if
         x_adv, least = rows, torch.full_like(rows[:, 0, 0], torch.inf)
-        with _victim(model) as victim:
-            for step in range(self.steps + 1):
-                shown = highest(scores, self.budget).unsqueeze(1)
-                points = torch.where(shown, values, rows)
-                leaf = points.reshape(x.shape).requires_grad_(step < self.steps)
-                with torch.set_grad_enabled(step < self.steps):
-                    odds = _log_odds(_logits(victim, leaf), y)
-                better = odds.detach() < least
-                x_adv = torch.where(better.view(-1, 1, 1), points.detach(), x_adv)
-                least = torch.where(better, odds.detach(), least)
-                if step == self.steps:
-                    break
-                slope = by_unit(torch.autograd.grad(odds.sum(), leaf)[0], self.unit).nan_to_num(0.0, 0.0, 0.0)
-                scores = lowered(scores, slope, values - rows, _MASK_STEP)
-                moved = torch.where(shown | every, slope, 0.0)
-                values = (values - _STEP_SIZE * width * moved.sign()).clamp(self.low, self.high)
+        with restored(model):
+            model.eval()
+            with torch.no_grad():
+                victim = folded(model)
+            with surrogate_gradients(victim, "straight"):
+                for step in range(self.steps + 1):
+                    shown = highest(scores, self.budget).unsqueeze(1)
+                    points = torch.where(shown, values, rows)
+                    leaf = points.reshape(x.shape).requires_grad_(step < self.steps)
+                    with torch.set_grad_enabled(step < self.steps):
+                        odds = _log_odds(float_logits(victim, leaf), y)
+                    better = odds.detach() < least
+                    x_adv = torch.where(better.view(-1, 1, 1), points.detach(), x_adv)
+                    least = torch.where(better, odds.detach(), least)
+                    if step == self.steps:
+                        break
+                    slope = by_unit(torch.autograd.grad(odds.sum(), leaf)[0], self.unit).nan_to_num(0.0, 0.0, 0.0)
+                    scores = lowered(scores, slope, values - rows, _STEP)
+                    moved = torch.where(shown | every, slope, 0.0)
+                    values = (values - _STEP * width * moved.sign()).clamp(self.low, self.high)
         return x_adv.reshape(x.shape)
 
 
-@contextmanager
-def _victim(model: nn.Module) -> Iterator[nn.Module]:
-    """The model as the attack sees it: in eval mode, batch norm merged, truncation with a gradient."""
-    with modes_restored(model):
-        model.eval()
-        with torch.no_grad():
-            short = folded(model)
-        with surrogate_gradients(short, "straight"):
-            yield short
-
-
-def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    logits: Tensor = model(x)
-    return logits.float() if logits.dtype == torch.bfloat16 else logits
-
-
 def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
-    """The log-odds ``(n,)`` of the labels: cross-entropy falls as they rise, and their gradient does not vanish."""
+    """Of the labels, ``(n,)``: cross-entropy falls as they rise, and their gradient does not vanish."""
     labels = y.unsqueeze(1)
-    others = logits.scatter(1, labels, -torch.inf).logsumexp(1)
-    return logits.gather(1, labels).squeeze(1) - others
+    return logits.gather(1, labels).squeeze(1) - logits.scatter(1, labels, -torch.inf).logsumexp(1)

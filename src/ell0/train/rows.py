@@ -1,0 +1,155 @@
+"""What steps are trained on: the rows X, adversarial rows X' beside them, images moved and mirrored at random."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.contract import AttackResult
+from ..common import seeded
+from ..parallel import Team
+from .config import Augment, TrainConfig
+
+BoundAttack = Callable[..., AttackResult]
+"""``attack(model, x, y, *, generator, rows)``: an attack of ``ell0.attacks`` with its ball and settings bound."""
+
+Labelled = tuple[Tensor, Tensor]  # x ``(n, ...)`` and y ``(n,)``
+
+
+@dataclass(frozen=True)
+class AppendedRows:
+    """X', as its differences from X: a sparse attack changes few numbers.
+
+    epoch: the attack runs before it.  done: rows of X attacked so far.  seconds: spent on them.
+    rows: ``(m,)`` int64, the broken rows of X, ascending.
+    of, at, values: ``(c,)``, for each changed number its row of X, its place in the row, and its value. On the CPU.
+    """
+
+    epoch: int
+    done: int
+    seconds: float
+    rows: Tensor
+    of: Tensor
+    at: Tensor
+    values: Tensor
+
+    @classmethod
+    def none(cls, epoch: int, x: Tensor) -> AppendedRows:
+        empty = torch.zeros(0, dtype=torch.int64, device="cpu")
+        return cls(epoch, 0, 0.0, empty, empty, empty, torch.zeros(0, dtype=x.dtype, device="cpu"))
+
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors, and the rest as JSON has it: ``AppendedRows(**tensors, **rest)`` gives it back."""
+        tensors = {key: value for key, value in vars(self).items() if isinstance(value, Tensor)}
+        return tensors, {key: value for key, value in vars(self).items() if key not in tensors}
+
+
+class TrainingSet:
+    """X and, behind it in the same memory, X'.
+
+    points, labels: ``(n, ...)``, contiguous, and ``(n,)``, then room for n rows of X'.  appended: rows of X'.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = self.points, self.labels = x.detach().contiguous(), y
+        self.appended = 0
+
+    def __len__(self) -> int:
+        return len(self.x) + self.appended
+
+    def append(self, new: AppendedRows) -> None:
+        """Replaces X'."""
+        n, m = len(self.x), len(new.rows)
+        if m and self.points is self.x:
+            self.points, self.labels = (torch.cat([t, torch.empty_like(t)]) for t in (self.x, self.y))
+            self.x, self.y = self.points[:n], self.labels[:n]
+        rows, at = new.rows.to(self.x.device), torch.searchsorted(new.rows, new.of) * self.x[0].numel() + new.at
+        self.points[n : n + m] = self.x[rows]
+        self.points[n : n + m].view(-1)[at.to(self.x.device)] = new.values.to(self.x.device)
+        self.labels[n : n + m] = self.y[rows]
+        self.appended = m
+
+
+def search(
+    attack: BoundAttack, model: nn.Module, x: Tensor, y: Tensor, found: AppendedRows, config: TrainConfig, team: Team
+) -> Iterator[AppendedRows]:
+    """Attacks the rows of X from ``found.done`` on, and yields all that was found after each call."""
+
+    def broken(rows: Tensor) -> tuple[Tensor, ...]:
+        """Attacks some rows: rows, of, at and values of those that a change broke, as in `AppendedRows`."""
+        if not len(rows):
+            empty = AppendedRows.none(found.epoch, x)
+            return empty.rows, empty.of, empty.at, empty.values
+        result = attack(model, x[rows], y[rows], generator=seeded(config.seed, "attack", found.epoch), rows=rows)
+        chosen = (result.success & (result.distance != 0)).nonzero().squeeze(1)
+        points, rows = result.x_adv[chosen].flatten(1), rows[chosen]
+        of, at = (points != x[rows].flatten(1)).nonzero().unbind(1)
+        return rows.cpu(), rows[of].cpu(), at.cpu(), points[of, at].cpu()
+
+    size = (config.attack_batch or _rows_of_a_call(x)) * team.size
+    while found.done < len(x):
+        start, done = time.perf_counter(), min(found.done + size, len(x))
+        mine = team.share(torch.arange(found.done, done, device=x.device))
+        parts = (found.rows, found.of, found.at, found.values), *team.gather(partial(broken, mine))
+        # Copies to the CPU wait for the device, so the clock is read after them.
+        rows, of, at, values = map(torch.cat, zip(*parts, strict=True))
+        seconds = found.seconds + time.perf_counter() - start
+        found = AppendedRows(found.epoch, done, seconds, rows.sort().values, of, at, values)
+        yield found
+
+
+def _rows_of_a_call(x: Tensor) -> int:
+    """By the GPU's memory, not by what is free of it: a resumed run must split its rows as before."""
+    if x.device.type != "cuda":
+        return 1024
+    # A call may fill 1/16 of the memory with 16 copies of its rows.
+    memory = torch.cuda.get_device_properties(x.device).total_memory // 16
+    return max(1, min(32768, memory // (16 * x[0].numel() * x.element_size())))
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Shifts by up to ``reach`` pixels in both directions, each with its mirror image if ``mirrored``.
+
+    nearest: fill with the nearest pixel; otherwise with 0, mid-grey in [-1, 1]: truncation would spend its k on a black
+        margin.
+    """
+
+    reach: int
+    mirrored: bool
+    nearest: bool
+
+    def draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """One of the ways to move for each row: ``(rows,)`` int64, on the CPU so that every device gets the same."""
+        ways = (2 * self.reach + 1) ** 2 * (2 if self.mirrored else 1)
+        return torch.randint(ways, (rows,), generator=generator, device="cpu")
+
+    def moved(self, points: Tensor, rows: Tensor, ways: Tensor) -> Tensor:
+        """The images ``rows`` (m,) of points ``(n, channels, height, width)``, moved in the ways ``(m,)`` drawn."""
+        channels, height, width = points.shape[1:]
+        shift, side = ways // 2 if self.mirrored else ways, 2 * self.reach + 1
+        # The line that each line of the result comes from; it may lie outside of the image.
+        y = torch.arange(height, device=ways.device) + (shift // side - self.reach).unsqueeze(1)
+        x = torch.arange(width, device=ways.device) + (shift % side - self.reach).unsqueeze(1)
+        if self.mirrored:
+            x = torch.where((ways % 2 == 1).unsqueeze(1), x.flip(1), x)
+        y, x = y.view(-1, 1, height, 1), x.view(-1, 1, 1, width)
+        channel = torch.arange(channels, device=points.device).view(1, -1, 1, 1)
+        # One gather: no padded copy is made.
+        moved = points[rows.view(-1, 1, 1, 1), channel, y.clamp(0, height - 1), x.clamp(0, width - 1)]
+        if self.nearest:
+            return moved
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        return torch.where(inside, moved, 0.0)
+
+
+AUGMENTS: dict[Augment, Moves] = {
+    "crop-flip": Moves(reach=4, mirrored=True, nearest=False),
+    "shift": Moves(reach=1, mirrored=False, nearest=True),
+}
