@@ -26,11 +26,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# worksteal: a process without tests takes some from the other, so that no core waits for a long file.
 test: lint  ## lint, types, tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-full: lint  ## with new cases and ten times as many of them
-	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n auto
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton alone, no pytest
 	PYTHONPATH=src $(PYTHON) tests/gpu_checks.py
@@ -39,11 +40,13 @@ test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton a
 bench: setup  ## times of the truncated layer on this machine
 	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
 	$(BIN)/python tools/tables.py
+	$(BIN)/python tools/figures.py
 
 bench-attacks: setup  ## the attacks beside their peers; REFERENCE=rs_attacks.py of the authors of Sparse-RS
 	$(INSTALL) -e '.[foolbox]'
 	$(BIN)/python benchmarks/attacks.py --require-mnist --threads 2 $(if $(REFERENCE),--reference "$(REFERENCE)") --out results/bench-attacks-cpu.json
 	$(BIN)/python tools/tables.py
+	$(BIN)/python tools/figures.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/ell0/ops/_kernel*.so

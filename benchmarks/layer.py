@@ -4,18 +4,17 @@
     python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
     python benchmarks/layer.py --device cuda --require-mnist
 
-Values are ratios of times in one run, and bytes of memory. Only checked results are timed.
+Values are ratios of times in one run, on a GPU also bytes of memory. Only checked results are timed.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ell0.results import Results
 from ell0.train import PAPER_MNIST, fit
 from measure import IN, OUT, Run, Timing, main, options, timed, timer, topk_baseline
 
+Entries = dict[str, Any]
 EPOCHS = 25  # of the weights called trained, on a GPU: those before the paper's first attack
 FLOAT = 4  # bytes
 COPIED, SQUARE = 2**28, 4096  # numbers of the copy and rows of the matrices that the rates are measured with
@@ -58,17 +58,17 @@ GPU = Sizes(
 
 
 def benchmark(run: Run, *, quick: bool = False) -> Results:
-    """Forward with and without `ops.prepare`, training, the topk baseline, growth with each size, and peak memory.
+    """Forward with and without `ops.prepare`, training, the topk baseline, and growth with each size.
 
     Weights are those at initialisation and of a trained F(10), inputs are of four kinds. ``quick`` keeps to k = 10,
     initial weights, two kinds of input and no growth. Training is a whole step of the layer on a processor, and the
-    backward pass alone on a GPU, where the rates of the card set a floor beside each forward.
+    backward pass alone on a GPU, where the rates of the card set a floor beside each forward, and memory is measured.
     """
     gpu = run.device == "cuda"
     sizes = GPU if gpu else CPU
     rounds = sizes.quick_rounds if quick else sizes.rounds
     results = run.results("bench-layer")
-    results.versions |= {"triton": _triton()} if gpu else {"kernel": kernel.build()}
+    results.versions |= {"triton": import_module("triton").__version__} if gpu else {"kernel": kernel.build()}
     generator = torch.Generator().manual_seed(run.seed)
     name, images, labels = run.images()
     inputs = kinds_of_input(images, name, generator, sizes.batch)
@@ -80,8 +80,10 @@ def benchmark(run: Run, *, quick: bool = False) -> Results:
     weights = {"initial": first_layer(run.network(10).to(run.place))}
     if not quick:
         run.say("the weights of a trained F(10)")
-        trained = _trained_on_gpu(run, images, labels) if gpu else _trained(results, run, name, images, labels)
-        weights["trained"] = trained
+        if gpu:
+            model = run.network(10).to(run.place)
+            fit(model, (images, labels), replace(PAPER_MNIST, epochs=EPOCHS, seed=run.seed))
+        weights["trained"] = first_layer(model) if gpu else _trained(results, run, name, images, labels)
     for (kind, (weight, bias)), (source, x) in product(weights.items(), inputs.items()):
         for k in (10,) if quick or (gpu and source != name) else sizes.ks:
             run.say(f"k={k}, {kind} weights, {source}")
@@ -91,16 +93,16 @@ def benchmark(run: Run, *, quick: bool = False) -> Results:
             for each in ("prepared", "unprepared"):
                 _add(results, timing, each, x, weight, rates, what="forward", prepared=each == "prepared", **what)
             if not gpu:
-                _step(results, x, weight, bias, k, rounds, what)
+                _step(results, x, weight, bias, rounds, what)
             elif source == name and k == 10:
-                _backward(results, x, weight, bias, k, rounds, what, generator)
+                _backward(results, x, weight, bias, rounds, generator, what)
             if source == name and (not gpu or (kind, k) == ("initial", 10)):
                 _topk(results, x, weight, bias, sizes.chunks, what)
     if not quick:
         _growth(results, run, sizes, generator, rounds, rates)
-    if gpu or not quick:
+    if gpu:
         run.say("peak memory")
-        _gpu_memory(results, inputs[name], *weights["initial"]) if gpu else _memory(results)
+        _memory(results, inputs[name], *weights["initial"])
     return results
 
 
@@ -238,14 +240,7 @@ def _trained(results: Results, run: Run, name: str, images: Tensor, labels: Tens
     return first_layer(networks["F(10)"])
 
 
-def _trained_on_gpu(run: Run, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of F(10) after 25 epochs of the paper's training."""
-    model = run.network(10).to(run.place)
-    fit(model, (images, labels), replace(PAPER_MNIST, epochs=EPOCHS, seed=run.seed))
-    return first_layer(model)
-
-
-def _step(results: Results, x: Tensor, weight: Tensor, bias: Tensor, k: int, rounds: int, what: dict[str, Any]) -> None:
+def _step(results: Results, x: Tensor, weight: Tensor, bias: Tensor, rounds: int, what: Entries) -> None:
     """Forward and backward to the weights, which change and are prepared anew at each step."""
     dense, truncated = (weight.clone().requires_grad_() for _ in range(2))
     grad = torch.randn(len(x), OUT, generator=torch.Generator().manual_seed(0))
@@ -257,25 +252,18 @@ def _step(results: Results, x: Tensor, weight: Tensor, bias: Tensor, k: int, rou
             w -= 1e-6 * w.grad
         w.grad = None
 
-    truncated_linear = partial(ops.truncated_linear, k=k)
+    truncated_linear = partial(ops.truncated_linear, k=what["k"])
     calls = {"dense": partial(step, dense, F.linear), "truncated": partial(step, truncated, truncated_linear)}
     timing = timed(calls, rounds)
     _add(results, timing, "truncated", x, weight, what="step", prepared=False, **what)
 
 
 def _backward(
-    results: Results,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    k: int,
-    rounds: int,
-    what: dict[str, Any],
-    generator: torch.Generator,
+    results: Results, x: Tensor, weight: Tensor, bias: Tensor, rounds: int, generator: torch.Generator, what: Entries
 ) -> None:
     """The backward pass alone, on graphs that are kept, to the weight and to the input."""
     grad = torch.randn(len(x), len(weight), generator=generator).to(x.device)
-    leaves = {"weight": weight.clone().requires_grad_(), "input": x.clone().requires_grad_()}
+    k, leaves = what["k"], {"weight": weight.clone().requires_grad_(), "input": x.clone().requires_grad_()}
     for gradient, leaf in leaves.items():
         inputs = (x, leaf, bias) if gradient == "weight" else (leaf, weight, bias)
         outputs = {"dense": F.linear(*inputs), "truncated": ops.truncated_linear(*inputs, k=k)}
@@ -286,9 +274,7 @@ def _backward(
         _add(results, timing, "truncated", x, weight, what="backward", gradient=gradient, **what)
 
 
-def _topk(
-    results: Results, x: Tensor, weight: Tensor, bias: Tensor, chunks: Sequence[int], what: dict[str, Any]
-) -> None:
+def _topk(results: Results, x: Tensor, weight: Tensor, bias: Tensor, chunks: Sequence[int], what: Entries) -> None:
     """The baseline at its fastest chunk against the prepared layer."""
     prepared, k, clock = ops.prepare(weight), what["k"], timer(x.device)
     with torch.no_grad():
@@ -312,10 +298,13 @@ def _growth(
     batch = sizes.batch
     shapes = {(each, IN, OUT, 10) for each in sizes.batches} | {(batch, d, OUT, 10) for d in sizes.inputs}
     shapes |= {(batch, IN, out, 10) for out in sizes.widths} | {(batch, IN, OUT, k) for k in sizes.grown}
-    source, draw = ("gaussian", gaussian) if rates is None else ("dark80", dark)
     for batch, d, out, k in sorted(shapes):
         run.say(f"growth: {batch} samples, {d} -> {out}, k={k}")
-        x = draw(batch, d, generator).to(run.place)
+        if rates is None:
+            source, x = "gaussian", torch.randn(batch, d, generator=generator)
+        else:  # like images: 80 % at -1, the rest anywhere in [-1, 1]
+            source, x = "dark80", torch.rand(batch, d, generator=generator) * 2 - 1
+            x = x.where(torch.rand(batch, d, generator=generator) < 0.2, -1.0).to(run.place)
         weight = ((torch.rand(out, d, generator=generator) * 2 - 1) / d**0.5).to(run.place)
         bias = torch.zeros(out, device=run.place)
         check(x, weight, bias, k, generator)
@@ -324,22 +313,7 @@ def _growth(
         _add(results, timing, "prepared", x, weight, rates, **what)
 
 
-def gaussian(batch: int, d: int, generator: torch.Generator) -> Tensor:
-    """Inputs drawn from N(0, 1)."""
-    return torch.randn(batch, d, generator=generator)
-
-
-def dark(batch: int, d: int, generator: torch.Generator) -> Tensor:
-    """Inputs like images: 80 % at -1, the rest anywhere in [-1, 1]."""
-    x = torch.rand(batch, d, generator=generator) * 2 - 1
-    return x.where(torch.rand(batch, d, generator=generator) < 0.2, -1.0)
-
-
-def _triton() -> str:
-    return str(importlib.import_module("triton").__version__)
-
-
-def _gpu_memory(results: Results, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+def _memory(results: Results, x: Tensor, weight: Tensor, bias: Tensor) -> None:
     """Bytes by which a forward, and a training step, of the layer alone raise what is held."""
 
     def forward(k: int) -> None:
@@ -351,12 +325,12 @@ def _gpu_memory(results: Results, x: Tensor, weight: Tensor, bias: Tensor) -> No
         torch.autograd.grad(ops.truncated_linear(x, leaf, bias, k=k).sum(), leaf)
 
     for part, call in (("forward", forward), ("step", step)):
-        peaks = {k: _gpu_peak(partial(call, k), x.device) for k in (0, 10, 100)}
+        peaks = {k: _peak(partial(call, k), x.device) for k in (0, 10, 100)}
         for k, peak in peaks.items():
             results.add(peak, what="memory", part=part, unit="bytes", dense=peaks[0], k=k, n=1, **_sizes(x, weight))
 
 
-def _gpu_peak(call: Callable[[], object], device: torch.device) -> int:
+def _peak(call: Callable[[], object], device: torch.device) -> int:
     """Bytes of GPU memory that a call holds at its peak beyond what was held before; it is called twice."""
     call()  # compiles kernels and makes the workspaces that stay
     torch.cuda.synchronize(device)
@@ -365,40 +339,6 @@ def _gpu_peak(call: Callable[[], object], device: torch.device) -> int:
     call()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _memory(results: Results) -> None:
-    """Peak memory of one training step, each in a process of its own; only Linux tells it."""
-    if not Path("/proc/self/clear_refs").exists():
-        return
-    context = torch.multiprocessing.get_context("spawn")
-    peaks = {}
-    for k in (0, 10, 100):
-        with context.Pool(1) as pool:
-            peaks[k] = pool.apply(_peak, (k,))
-    sizes = {"batch": CPU.batch, "in": IN, "out": OUT}
-    for k, peak in peaks.items():
-        results.add(peak, what="memory", unit="bytes", dense=peaks[0], k=k, n=1, **sizes)
-
-
-def _peak(k: int) -> int:
-    """Bytes by which one training step of the layer alone raises the peak of a fresh process."""
-
-    def kilobytes(field: str) -> int:
-        status = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in status if line.startswith(field))
-
-    def step(samples: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(samples, IN, generator=generator)
-        weight = ((torch.rand(OUT, IN, generator=generator) * 2 - 1) / 28).requires_grad_()
-        ops.truncated_linear(x, weight, k=k).sum().backward()
-
-    step(1)  # loads libraries and starts threads, whose memory is not the step's
-    before = kilobytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    step(CPU.batch)
-    return 1024 * (kilobytes("VmHWM") - before)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,11 @@ def main(benchmark: Callable[..., Results], parser: ArgumentParser, argv: Sequen
             words += [] if value is True else [value.name if isinstance(value, Path) else str(value)]
     out, threads = given.pop("out"), given.pop("threads")
     try:
-        _use_threads(threads)
+        if threads is not None:
+            processors = os.cpu_count() or 1
+            if not 1 <= threads <= processors:
+                raise ValueError(f"threads must satisfy 1 <= threads <= {processors}, the processors, got {threads}")
+            torch.set_num_threads(threads)
         if out is not None:
             check_out(out)
         shared = {field.name: given.pop(field.name) for field in fields(Run) if field.name in given}
@@ -114,15 +118,6 @@ def main(benchmark: Callable[..., Results], parser: ArgumentParser, argv: Sequen
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    processors = os.cpu_count() or 1
-    if not 1 <= threads <= processors:
-        raise ValueError(f"threads must satisfy 1 <= threads <= {processors}, the processors here, got {threads}")
-    torch.set_num_threads(threads)
 
 
 def _line(row: Measurement) -> str:

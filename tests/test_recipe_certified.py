@@ -232,7 +232,7 @@ def test_the_command_has_certificates_challenged(
     words = [*certify_words(certified, tmp_path), "--quiet", "--challenge", "--queries", "30", "--steps", "10"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["command"] == "ell0 certify f3certified --data mine.npz --challenge --queries 30 --steps 10"
+    assert found["command"] == "ell0 certify f3certified --challenge --data mine.npz --queries 30 --steps 10"
     row = found["rows"][-1]
     share = next(one for one in found["rows"] if one.get("budget") == 1)
     assert (row["what"], row["value"]) == ("certificates_broken", 0)

@@ -316,7 +316,7 @@ def test_malware_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = json.loads(shown.out)
     assert said["page"] == str(out / "report.html")
     results = Results.load(out / "results.json")
-    assert said["results"]["rows"] == results.rows
+    assert said["runs"][str(out)]["rows"] == results.rows
     assert results.name == "malware-mine"
     assert results.command == "ell0 theory malware --data mine.npz --rate 0.05 --budgets 2"
     assert main(words) == 0

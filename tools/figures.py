@@ -8,12 +8,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+from markupsafe import Markup
+
 from ell0.report import charts
 from ell0.report.charts import Axis, Chart, ChartPoint, Series
 from ell0.results import WORST_CASE, Results
 
 ROOT = Path(__file__).resolve().parent.parent
-LINE = 20  # height of a line of the legend
+FILE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {{ 268 + 20 * chart.series | length }}" width="480">
+<style>{{ style }}</style>
+<rect width="100%" height="100%" fill="var(--paper)"/>
+<svg width="360" height="260">{{ drawn(chart, "chart") }}</svg>
+{% for one in chart.series %}
+<svg x="52" y="{{ 257 + 20 * loop.index0 }}" width="30" height="14">{{ legend_mark(one.style) }}</svg>
+<text x="92" y="{{ 268 + 20 * loop.index0 }}">{{ one.name }}</text>
+{% endfor %}
+</svg>
+"""
 
 
 def points(file: str, classifiers: list[str], budgets: tuple[int, ...], **which: Any) -> list[ChartPoint]:
@@ -44,31 +56,16 @@ def mnist() -> str:
 
 
 def alone(chart: Chart) -> str:
-    """A chart as a file of its own: with the page's colours, a background and a legend."""
-    css = (ROOT / "src" / "ell0" / "report" / "page.css").read_text()
+    """A chart as a file of its own: drawn and coloured as on the page of a report, with a background and a legend."""
+    report = ROOT / "src" / "ell0" / "report"
+    page, css = (report / "page.html.jinja").read_text(), (report / "page.css").read_text()
+    macros = page[page.index("{% macro line(") : page.index("{% macro charts(")]
     colours = css[: css.index("\n}\n", css.index("@media")) + 3]
-    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|mark)) \{.*$", css, re.MULTILINE)
-    drawing, left, right, bottom = chart.drawing(), charts.LEFT, charts.RIGHT, charts.BOTTOM
-    middle, height = (left + right) / 2, bottom + 50 + LINE * len(chart.series)
-    shapes = [f'<rect width="100%" height="100%" fill="var(--paper)"/><title>{chart.description()}</title>']
-    for y, words in drawing["rows"]:
-        shapes.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>{text(left - 7, y + 4.5, words, "end")}')
-    shapes += [f'<path class="axis" d="M{left} {bottom}H{right}"/>', text(middle, bottom + 38, chart.x.label, "middle")]
-    shapes += [text(x, bottom + 18, words, "middle") for x, words in drawing["columns"]]
-    shapes += [f'<polyline class="line {style}" points="{way}"/>' for style, way in drawing["lines"]]
-    shapes += [f'<path class="mark {style}" d="{outline}"/>' for style, outline, _ in drawing["marks"]]
-    for y, one in enumerate(chart.series):
-        at, style = bottom + 54 + LINE * y, charts.classes(one.style)
-        shapes.append(f'<path class="line {style}" d="M{left} {at}h30"/>')
-        shapes.append(f'<path class="mark {style}" d="{charts.mark(one.style, left + 15, at, 3.8)}"/>')
-        shapes.append(text(left + 40, at + 4, one.name, "start"))
-    style = "\n".join([colours, "svg { font-family: sans-serif; }", *rules])
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 6} {height}" width="480">'
-    return "\n".join([head, f"<style>{style}</style>", *shapes, "</svg>", ""])
-
-
-def text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
+    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark)) \{.*$", css, re.MULTILINE)
+    style = Markup("\n".join([colours, "svg { font-family: sans-serif; }", *rules]))
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(macros + FILE)
+    template.globals.update(vars(charts))
+    return template.render(chart=chart, style=style)
 
 
 def main(words: list[str]) -> int:

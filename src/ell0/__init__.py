@@ -5,7 +5,7 @@ Rooms are imported when they are first used, so that ``ell0 --help`` does not wa
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,30 +45,16 @@ _HOME = {
     "truncated_linear": "ops",
 }
 
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name == "__version__":
-            value = _version()
-        elif name in _HOME:
-            value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-        elif name in __all__:
-            value = import_module(f".{name}", __name__)
-        else:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value
-        return value
+        if name == "__version__":  # 0.0.0: a source tree that was never installed
+            return next((found.version for found in metadata.distributions(name="ell0")), "0.0.0")
+        room = import_module(f".{_HOME.get(name, name)}", __name__)
+        return getattr(room, name) if name in _HOME else room
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ell0")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "0.0.0"

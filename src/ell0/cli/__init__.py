@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from cyclopts import App, CycloptsError, Parameter
 
-from . import attack, certify, data, report, run, theory
+from . import attack, certify, data, run, theory
 
 __all__ = ["app", "main"]
-
 
 app = App(
     name="ell0",
@@ -18,7 +18,7 @@ app = App(
     default_parameter=Parameter(negative=""),
     suppress_keyboard_interrupt=False,
 )
-for command in (run.run, attack.attack, certify.certify, report.report, theory.app, data.app):
+for command in (run.run, attack.attack, certify.certify, run.report, theory.app, data.app):
     app.command(command)
 
 
@@ -28,10 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     1: an error, told in one sentence. 2: a wrong command or option. 130: interrupted. `ell0 attack --fail-under`
     returns 3 if robust accuracy is below it, `ell0 certify --challenge` 4 if an attack breaks a certificate.
     """
+    words = sys.argv[1:] if argv is None else argv
     try:
-        code = app(argv, exit_on_error=False, print_error=True, result_action="return_value")
-    except KeyboardInterrupt as stop:
-        print(str(stop) or "interrupted", file=sys.stderr)
+        code = app(words, exit_on_error=False, print_error=True, result_action="return_value")
+    except KeyboardInterrupt:
+        again = shlex.join(["ell0", *(word for word in words if word != "--fresh")])
+        print(f"interrupted: resume with `{again}`" if words[:1] == ["run"] else "interrupted", file=sys.stderr)
         return 130
     except CycloptsError:  # it has printed its message
         return 2

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from .options import RowOptions, WorkOptions, command_words, hand_over, show_progress
+from .options import ModelName, RowOptions, WorkOptions, hand_over, show_progress
 
-TOO_FEW = 3
-"""Exit code if robust accuracy is below ``--fail-under``."""
+TOO_FEW = 3  # exit code if robust accuracy is below --fail-under
 
 
 def attack(
-    model: str,
+    model: ModelName,
     /,
     *,
     attacks: Annotated[list[str] | None, Parameter(name="--attack")] = None,
     budget: int = 5,
     beta: float = 1.0,
     subject: RowOptions = RowOptions(),
-    batch: int = 512,
     seed: int = 0,
     fail_under: float | None = None,
     work: WorkOptions = WorkOptions(),
@@ -29,34 +28,22 @@ def attack(
 
     ```
     ell0 attack runs/digits/f4 --budget 3 --beta 100
-    ell0 attack runs/digits/f4 --attack sparse_rs --attack adaptive
     ell0 attack my_package.models:build --data mine.npz --rows 500
     ell0 attack runs/digits/f4 --fail-under 0.6 --out attacked.json
     ell0 attack runs/digits/f4 --devices 8
     ```
 
-    Parameters
-    ----------
-    model
-        Folder or .safetensors file of a checkpoint, or package.module:name of a model or of a function that returns
-        one. The module may lie in the current folder.
-    attacks
-        Attack to run; repeat for several. Default: all of them.
-    budget
-        Features or pixels that the attacker may change.
-    beta
-        Changed values lie between -beta and beta. Images of the data sets lie between -1 and 1.
-    batch
-        Rows attacked together.
-    seed
-        Seed of the attacks.
-    fail_under
-        Exit with code 3 if robust accuracy is below this share.
+    Args:
+        attacks: Attack to run; repeat for several. Default: all of them.
+        budget: Features or pixels that the attacker may change.
+        beta: Changed values lie between -beta and beta. Images of the data sets lie between -1 and 1.
+        seed: Seed of the attacks.
+        fail_under: Exit with code 3 if robust accuracy is below this share.
     """
     from ..evaluation import cascade, evaluate
     from ..parallel import together
     from ..threat import L0Ball
-    from .model import check_answers, load
+    from .model import load
 
     with together(work.devices, work.nodes, work.device) as team:
         if fail_under is not None and not 0 <= fail_under <= 1:
@@ -64,14 +51,10 @@ def attack(
         entries = cascade(attacks, queries=subject.queries, steps=subject.steps)
         loaded = load(model, subject, work, team)
         ball = L0Ball(budget, subject.unit, *loaded.box(beta))
-        check_answers(loaded.network, loaded.x)
-        given = {"attack": attacks, "data": loaded.source, "budget": budget, "beta": beta, "unit": subject.unit}
-        given |= {"queries": subject.queries, "steps": subject.steps, "rows": subject.rows, "seed": seed}
-        results = loaded.results(command_words(f"ell0 attack {loaded.name}", attack, given), [seed], team)
+        results = loaded.results(attack, [seed], team, attack=attacks, budget=budget, beta=beta, seed=seed)
         with show_progress(work.quiet or not team.first) as progress:
-            evaluation = evaluate(
-                loaded.network, loaded.x, loaded.y, ball, entries, batch=batch, seed=seed, progress=progress, team=team
-            )
+            attacked = partial(evaluate, loaded.network, loaded.x, loaded.y, ball, entries, batch=subject.batch)
+            evaluation = attacked(seed=seed, progress=progress, team=team)
         if not team.first:
             return 0
         results.seconds = round(sum(evaluation.seconds), 1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 
 from cyclopts import App
 
-from .options import Json, Quiet, Root, show_progress
+from .options import Quiet, Root, show_progress
 
 app = App(name="data", help="List and fetch data sets.")
 
@@ -21,10 +19,8 @@ def data_get(name: str, /, *, root: Root = None, quiet: Quiet = False) -> None:
     ell0 data get mnist
     ```
 
-    Parameters
-    ----------
-    name
-        mnist, fashion-mnist or cifar10. digits come with scikit-learn.
+    Args:
+        name: mnist, fashion-mnist or cifar10. digits come with scikit-learn.
     """
     from .. import data
 
@@ -34,7 +30,7 @@ def data_get(name: str, /, *, root: Root = None, quiet: Quiet = False) -> None:
 
 
 @app.command(name="list")
-def data_list(*, root: Root = None, as_json: Json = False) -> None:
+def data_list(*, root: Root = None) -> None:
     """List the data sets: where each lies, or what is wrong with it.
 
     ```
@@ -43,9 +39,5 @@ def data_list(*, root: Root = None, as_json: Json = False) -> None:
     """
     from .. import data
 
-    found = data.status(root)
-    if as_json:
-        print(json.dumps([asdict(status) for status in found], default=str))
-        return
-    for status in found:
+    for status in data.status(root):
         print(f"{status.name:14} {status.where or '-'} {status.problem or ''}".rstrip())

@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,34 +20,32 @@ from ..common import check_out, device_of, did_you_mean, digest
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint
-from .options import RowOptions, WorkOptions
+from .options import RowOptions, WorkOptions, command_words
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and its rows, on the device.
-
-    name, source: the model and the data as a command names them.  classifier: as results name it.
-    """
+    """A model and its rows, on the device.  name, classifier: the model as a command and as results name it."""
 
     name: str
-    source: str | Path | None
     classifier: str
+    subject: RowOptions
     network: Callable[[Tensor], Tensor]
     x: Tensor
     y: Tensor
 
     def box(self, beta: float | None) -> tuple[float, float]:
         """The values within beta of 0; None: any value."""
-        if beta is None:
-            return -math.inf, math.inf
-        if not 0 < beta < math.inf:
+        if beta is not None and not 0 < beta < math.inf:
             raise ValueError(f"beta must be a number > 0, got {beta}")
-        return -beta, beta
+        return (-math.inf, math.inf) if beta is None else (-beta, beta)
 
-    def results(self, command: str, seeds: list[int], team: Team) -> Results:
-        """Empty results of a command."""
-        return Results.here(command.split()[1], command, seeds=seeds, device=self.x.device, ranks=team.size)
+    def results(self, command: Callable[..., int], seeds: list[int], team: Team, **given: object) -> Results:
+        """Empty results of a command.  given: its options beyond those of the rows."""
+        data = self.subject.data
+        given |= asdict(self.subject) | {"data": data if data in sets.SETS else data and Path(data), "out": None}
+        words = command_words(f"ell0 {command.__name__} {self.name}", command, given)
+        return Results.here(command.__name__, words, seeds=seeds, device=self.x.device, ranks=team.size)
 
 
 def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Loaded:
@@ -58,14 +56,25 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     network, card = _load_model(model)
     if "scale" in card:
         raise ValueError(f"model must take images in [-1, 1], but {model} was trained by an earlier ell0 on [0, 1]")
-    x, y = _load_rows(subject.data or card.get("data"), work.root, subject.rows)
-    x, y = x.to(place), y.to(place)
+    source = subject.data or card.get("data")
+    if source is None:
+        raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
+    is_file = source not in sets.SETS and (source.endswith(".npz") or Path(source).exists())
+    x, y = sets.read_npz(source) if is_file else sets.load(source, "test", work.root)
+    if subject.rows is not None and not 1 <= subject.rows <= len(x):
+        raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {subject.rows}")
+    x, y = (part[: subject.rows].to(place) for part in (x, y))
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
     check_ranks(team, network, x, y)
+    try:
+        with torch.no_grad():
+            network(x[:1])
+    except (RuntimeError, ValueError) as error:
+        shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
+        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
     name = Path(model).name if card else model
-    source = subject.data if subject.data is None or subject.data in sets.SETS else Path(subject.data)
-    return Loaded(name, source, card.get("classifier", name), network, x, y)
+    return Loaded(name, card.get("classifier", name), subject, network, x, y)
 
 
 def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
@@ -87,8 +96,8 @@ def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]
 
 
 def _imported(words: str) -> Callable[[Tensor], Tensor]:
-    module, colon, name = words.partition(":")
-    if not colon or not module or not name:
+    module, _, name = words.partition(":")
+    if not module or not name:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
@@ -97,23 +106,10 @@ def _imported(words: str) -> Callable[[Tensor], Tensor]:
         if not hasattr(found, part):
             raise ValueError(f"model must name something in {module}, got {words!r}{did_you_mean(part, dir(found))}")
         found = getattr(found, part)
-    model: Any = found() if callable(found) and not isinstance(found, nn.Module) else found
+    model = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not callable(model):
-        raise ValueError(
-            f"model must name a model or a function that returns one, got {words!r}, which gives {model!r}"
-        )
+        raise ValueError(f"model must name a model or a function that returns one, got {words!r}: {model!r}")
     return cast(Callable[[Tensor], Tensor], model)
-
-
-def _load_rows(words: str | None, root: Path | None, rows: int | None) -> tuple[Tensor, Tensor]:
-    """The test split of a data set, or a .npz file as it is; the first ``rows`` of it."""
-    if words is None:
-        raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
-    is_file = words not in sets.SETS and (words.endswith(".npz") or Path(words).exists())
-    x, y = sets.read_npz(words) if is_file else sets.load(words, "test", root)
-    if rows is not None and not 1 <= rows <= len(x):
-        raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {rows}")
-    return x[:rows], y[:rows]
 
 
 def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
@@ -123,21 +119,9 @@ def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Ten
         return
     state = model.state_dict().values() if isinstance(model, nn.Module) else ()
     first, *others = team.gather(lambda: digest(x, y, *(each for each in state if isinstance(each, Tensor))))
-    odd = [rank for rank, other in enumerate(others, 1) if other != first]
-    if odd:
-        raise ValueError(
-            f"model and data must be the same on all ranks, got others on rank {odd[0]} than on rank 0: "
-            "are the files the same there, and does a model that draws its weights have a seed?"
-        )
-
-
-def check_answers(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Raises ValueError unless the model returns logits for a row of the data."""
-    try:
-        with torch.no_grad():
-            logits = model(x[:1])
-    except (RuntimeError, ValueError) as error:
-        shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
-        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
-        raise ValueError(f"model must give logits of shape (n, classes), got {logits!r}")
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise ValueError(
+                f"model and data must be the same on all ranks, got others on rank {rank} than on rank 0: "
+                "are the files the same there, and does a model that draws its weights have a seed?"
+            )

@@ -15,12 +15,15 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from ..common import Progress, Step
+    from ..recipe import Swept
     from ..results import Results
 
 Flag = Annotated[bool, Parameter(show_default=False)]
 Json = Annotated[Flag, Parameter(name="--json", help="Print JSON to standard output.")]
 Quiet = Annotated[Flag, Parameter(name="--quiet", help="Print no progress to standard error.")]
 Root = Annotated[Path | None, Parameter(help="Folder of the data sets. Default: $ELL0_DATA, else the user cache.")]
+_NAME = "Checkpoint (folder or .safetensors file), or package.module:name of a model or of a function that returns one"
+ModelName = Annotated[str, Parameter(name="model", help=f"{_NAME}; the module may lie in the current folder.")]
 
 
 @Parameter(name="*")
@@ -28,15 +31,11 @@ Root = Annotated[Path | None, Parameter(help="Folder of the data sets. Default: 
 class WorkOptions:
     """Where a command runs and what it prints.
 
-    Parameters
-    ----------
-    device
-        cpu or cuda. Default: a GPU if there is one.
-    devices
-        Processes on each machine that share the work, each with a GPU if there are any; more than one needs ell0[dist].
-        Default: one, or under torchrun as many as it started.
-    nodes
-        Machines that run this command, started by SLURM or with $NODE_RANK and $MASTER_ADDR set.
+    Args:
+        device: cpu or cuda. Default: a GPU if there is one.
+        devices: Processes on each machine that share the work, each with a GPU if there are any; more than one needs
+            ell0[dist]. Default: one, or under torchrun as many as it started.
+        nodes: Machines that run this command, started by SLURM or with $NODE_RANK and $MASTER_ADDR set.
     """
 
     device: str | None = None
@@ -50,28 +49,23 @@ class WorkOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """The rows that a model is attacked on or certified for, and what an attack may spend on each.
+    """The rows that a model is attacked on or certified for.
 
-    Parameters
-    ----------
-    data
-        Data set (its test split), or a .npz file with arrays x and y. Default: the data set that the checkpoint was
-        trained on.
-    unit
-        What counts as one change: a feature, or a pixel with all its channels.
-    rows
-        Use only the first N rows. Default: all.
-    queries
-        Queries of a search attack for each row.
-    steps
-        Steps of a gradient attack for each row.
-    out
-        Results file to write.
+    Args:
+        data: Data set (its test split), or a .npz file with arrays x and y. Default: the data set that the checkpoint
+            was trained on.
+        unit: What counts as one change: a feature, or a pixel with all its channels.
+        rows: Use only the first N rows. Default: all.
+        batch: Rows worked on together.
+        queries: Queries of a search attack for each row.
+        steps: Steps of a gradient attack for each row.
+        out: Results file to write.
     """
 
     data: str | None = None
     unit: Literal["feature", "pixel"] = "feature"
     rows: int | None = None
+    batch: int = 512
     queries: int = 1000
     steps: int = 100
     out: Path | None = None
@@ -121,16 +115,22 @@ def hand_over(results: Results, out: Path | None, work: WorkOptions, show: Calla
             print(f"written to {out}", file=sys.stderr)
 
 
-def hand_over_run(folder: Path, as_json: bool, show: Callable[[Results], None] | None = None) -> None:
-    """Writes the page of a run folder, and prints what the run found."""
+def hand_over_run(
+    home: Path, as_json: bool, show: Callable[[Results], None] = lambda _: None, swept: Swept | None = None
+) -> None:
+    """Writes the page of a run folder, or of the finished runs of a sweep, and prints what they found."""
     from .. import report
     from ..results import Results
 
-    page = report.write([folder], folder / "report.html")
-    results = Results.load(folder / "results.json")
+    folders, busy = ([home], []) if swept is None else (swept.finished, swept.busy)
+    runs = {str(folder): Results.load(folder / "results.json") for folder in folders}
+    page = report.write(folders, home / "report.html") if folders else None
     if as_json:
-        print(json.dumps({"run": str(folder), "page": str(page), "results": results.plain()}))
+        plain = {folder: results.plain() for folder, results in runs.items()}
+        print(json.dumps({"runs": plain, "busy": [str(folder) for folder in busy], "page": page and str(page)}))
         return
-    if show is not None:
-        show(results)
-    print(f"{report.verdict([folder])}\npage: {page}")
+    if swept is None:
+        show(runs[str(home)])
+    if busy:
+        print(f"other processes work on {', '.join(folder.name for folder in busy)}")
+    print(f"{report.verdict(folders)}\npage: {page}" if page else "no run is finished yet")

@@ -1,9 +1,8 @@
-"""`ell0 run`."""
+"""`ell0 run` and `ell0 report`, which write pages."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +11,7 @@ from cyclopts import Parameter
 from .options import Flag, WorkOptions, hand_over_run, show_progress
 
 if TYPE_CHECKING:
-    from ..recipe import Swept
     from ..results import Results
-
-_COLUMNS = 7  # budgets that a terminal has room for
 
 
 def run(
@@ -32,23 +28,17 @@ def run(
     ```
     ell0 run
     ell0 run mnist-quick --out runs/first
-    ell0 run my-recipe.toml --device cpu
     ell0 run mnist-f10 --devices 8
     ell0 run --list
     ```
 
     If a run was stopped, the same command resumes it. Several processes that are given the same sweep share its runs.
 
-    Parameters
-    ----------
-    recipe
-        Name of a recipe that comes with ell0, or a TOML file.
-    out
-        Run folder: a new one, or one that holds a run of the same recipe. Default: runs/NAME.
-    fresh
-        Stop if the run folder already holds a run.
-    list_
-        List the recipes that come with ell0.
+    Args:
+        recipe: Name of a recipe that comes with ell0, or a TOML file.
+        out: Run folder: a new one, or one that holds a run of the same recipe. Default: runs/NAME.
+        fresh: Stop if the run folder already holds a run.
+        list_: List the recipes that come with ell0.
     """
     from .. import recipe as recipes
     from ..parallel import together
@@ -59,46 +49,44 @@ def run(
         print(json.dumps(summaries) if work.as_json else text)
         return
     with together(work.devices, work.nodes, work.device) as team:
-        members = recipes.sweep(recipe)
+        members, swept = recipes.sweep(recipe), None
         home = Path("runs") / Path(recipe).stem if out is None else out
-        try:
-            with show_progress(work.quiet or not team.first) as progress:
-                how: dict[str, Any] = {"device": work.device, "root": work.root, "progress": progress, "team": team}
-                if members:
-                    swept = recipes.run_sweep(members, home, resume=not fresh, **how)
-                else:
-                    folder = recipes.run(recipe, out=out, resume=not fresh, **how)
-        except KeyboardInterrupt:
-            options = {"--out": out, "--device": work.device, "--root": work.root, "--devices": work.devices}
-            options |= {"--nodes": work.nodes} if work.nodes > 1 else {}
-            words = [str(word) for option in options.items() if option[1] is not None for word in option]
-            command = shlex.join(["ell0", "run", recipe, *words])
-            raise KeyboardInterrupt(f"interrupted: resume with `{command}`") from None
-        if team.first and members:
-            _show_sweep(swept, home, work.as_json)
-        elif team.first:
-            hand_over_run(folder, work.as_json, _show)
+        with show_progress(work.quiet or not team.first) as progress:
+            how: dict[str, Any] = {"device": work.device, "root": work.root, "progress": progress, "team": team}
+            if members:
+                swept = recipes.run_sweep(members, home, resume=not fresh, **how)
+            else:
+                home = recipes.run(recipe, out=out, resume=not fresh, **how)
+        if team.first:
+            hand_over_run(home, work.as_json, _show, swept)
 
 
-def _show_sweep(swept: Swept, home: Path, as_json: bool) -> None:
-    """Writes the page of the finished runs of a sweep, and prints what they found."""
-    from .. import report
-    from ..results import Results
+def report(*runs: Path, out: Path | None = None) -> None:
+    """Write one page about one or several runs, and print its path.
 
-    page = report.write(swept.finished, home / "report.html") if swept.finished else None
-    if as_json:
-        runs = {str(folder): Results.load(folder / "results.json").plain() for folder in swept.finished}
-        print(json.dumps({"runs": runs, "busy": [str(folder) for folder in swept.busy], "page": page and str(page)}))
-        return
-    if page is not None:
-        print(report.verdict(swept.finished))
-    if swept.busy:
-        print(f"other processes work on {', '.join(folder.name for folder in swept.busy)}")
-    print(f"page: {page}" if page else "no run is finished yet")
+    ```
+    ell0 report runs/digits
+    ell0 report runs/mnist-table1 results/mnist-table2.json --out mnist.html
+    ```
+
+    Args:
+        runs: Run folders or results files.
+        out: Page to write. Default: report.html in the run folder, if there is only one.
+    """
+    from .. import report as pages
+    from ..common import check_out
+
+    if out is None:
+        if len(runs) != 1 or not runs[0].is_dir():
+            given = ", ".join(map(str, runs)) or "none"
+            raise ValueError(f"out must be given unless runs is one run folder that exists, got {given}")
+        out = runs[0] / "report.html"
+    check_out(out)
+    print(pages.write(runs, out))
 
 
 def _show(results: Results) -> None:
-    """A row for each classifier: clean accuracy, and the lowest robust accuracy at each budget.
+    """Prints a line for each classifier: clean accuracy, and the lowest robust accuracy at each budget.
 
     Robust is the worst case if it was measured. A figure is shown only if the classifier was attacked in the widest
     box, which holds the points of all others. Rows of another split served to choose, and are left out.
@@ -110,18 +98,17 @@ def _show(results: Results) -> None:
     robust = [row for row in robust if row["attack"] == WORST_CASE] or robust
     widest = max((row["beta"] for row in robust), default=0.0)
     attacked = {(row["classifier"], row["budget"]) for row in robust if row["beta"] == widest}
-    figures = {(row["classifier"], "clean"): row.value for row in rows if row.what == "clean_accuracy"}
+    figures = {(row["classifier"], "clean"): f"{100 * row.value:.1f}" for row in rows if row.what == "clean_accuracy"}
     for row in sorted(robust, key=lambda row: int(row["budget"])):  # of equal budgets the lowest comes last, and stays
         if (row["classifier"], row["budget"]) in attacked:
-            figures[row["classifier"], f"{row['budget']} changed"] = row.value
+            figures[row["classifier"], f"{row['budget']} changed"] = f"{100 * row.value:.1f}"
     if robust:
         attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
         print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
-    columns = columns[:1] + columns[1 :: -(-len(columns) // _COLUMNS)]
+    columns = columns[:1] + columns[1 :: -(-len(columns) // 7)]  # a terminal has room for seven budgets
     width = max(map(len, ["classifier", *names]))
     print("classifier".ljust(width), *(f"{column:>12}" for column in columns))
     for name in names:
-        cells = (f"{100 * figures[name, column]:.1f}" if (name, column) in figures else "" for column in columns)
-        print(name.ljust(width), *(f"{cell:>12}" for cell in cells))
+        print(name.ljust(width), *(f"{figures.get((name, column), ''):>12}" for column in columns))
