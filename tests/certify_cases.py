@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from math import inf
 from typing import Any
 
@@ -114,37 +114,46 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "dense")) -> C
     return Case(model, x, L0Ball(budget, unit, low, high, mutable), generator)  # type: ignore[arg-type]
 
 
-def far(case: Case) -> Tensor:
-    """Values that make the terms of a number the largest of their sums: ``(n, d, 3 h)``."""
-    x, layer = case.reach.x, case.layer
-    limit = (x.unsqueeze(1) * layer.weight).abs().amax(-1, keepdim=True)
-    kinks = (limit / torch.where(layer.weight == 0, torch.inf, layer.weight)).transpose(1, 2)
-    return torch.cat((kinks, -kinks, 1.5 * kinks), -1)
+def add_up(layer: nn.Linear, terms: Tensor) -> Tensor:
+    """The layer's sums of its terms ``(..., out, in)``, without bias."""
+    k = layer.k if isinstance(layer, TruncatedLinear) else 0
+    return terms.sort(-1).values[..., k : terms.shape[-1] - k].sum(-1)
 
 
-def attacks(case: Case, points: int = 100) -> tuple[Tensor, Tensor]:
-    """Points of the ball around each row: ``(points * n, ...)``, and the row of each."""
-    x, ball, generator = case.x, case.ball, case.generator
-    n = len(x)
-    units = x[0].numel() // (x.shape[1] if ball.unit == "pixel" else 1)
-    rows = torch.arange(n).repeat_interleave(points)
-    around = x[rows]
-    chosen = torch.rand(len(rows), units, generator=generator).argsort(1) < min(ball.budget, units)
-    mask = (
-        chosen.view(len(rows), -1, *x.shape[2:]).expand_as(x[rows]) if ball.unit == "pixel" else chosen.view_as(around)
-    )
-    low, high, mutable = (bound.expand_as(x)[rows] for bound in ball.box(x))
-    ball = replace(ball, low=low, high=high, mutable=mutable)
-    kinks = far(case)
-    pick = torch.randint(kinks.shape[-1], (len(rows), kinks.shape[1], 1), generator=generator)
-    values = kinks[rows].gather(-1, pick).to(x.dtype).view_as(around)
-    choice = torch.randint(5, around.shape, generator=generator)
-    spread = torch.randn(around.shape, generator=generator, dtype=x.dtype) * 2
-    for code, candidate in enumerate((low, high, spread, around + spread)):
+def sets(case: Case) -> Tensor:
+    """All sets of at most ``budget`` units, as numbers that change: ``(sets, d)`` bool."""
+    units = range(case.reach.number_of_units)
+    chosen = [members for size in range(case.ball.budget + 1) for members in combinations(units, size)]
+    return torch.tensor([[unit in members for unit in units] for members in chosen]).repeat(1, case.reach.channels)
+
+
+def attacks(case: Case) -> tuple[Tensor, Tensor]:
+    """Brute force: every set of changed units, and each changed number at all of three values of its own.
+
+    Points of the ball ``(points, ...)`` and the row of each. Values are ends of the box, such that make a term the
+    largest of a sum, and any others.
+    """
+    x, g, weight, shape = case.x, case.generator, case.layer.weight, (3, *case.x.shape)
+    low, high, mutable = (bound.expand_as(x) for bound in case.ball.box(x))
+    largest = (case.reach.x.unsqueeze(1) * weight).abs().amax(-1, keepdim=True)
+    kinks = (largest / torch.where(weight == 0, inf, weight)).transpose(1, 2)
+    kinks = torch.cat((kinks, -kinks, 1.5 * kinks), -1)
+    pick = torch.randint(kinks.shape[-1], (*kinks.shape[:2], 3), generator=g)
+    values = kinks.gather(-1, pick).movedim(-1, 0).to(x.dtype).reshape(shape)
+    choice, spread = torch.randint(5, shape, generator=g), torch.randn(shape, generator=g, dtype=x.dtype) * 2
+    for code, candidate in enumerate((low, high, spread, x + spread)):
         values = torch.where((choice == code) & candidate.isfinite(), candidate, values)
-    moved = torch.where(mask & mutable, torch.maximum(torch.minimum(values, high), low), around)
-    assert ball.contains(around, moved).all()
-    return moved, rows
+    values = torch.where(mutable, torch.maximum(torch.minimum(values, high), low), x)
+    codes = []
+    for mask in sets(case):
+        each = torch.tensor(list(product((1, 2, 3), repeat=int(mask.sum()))), dtype=torch.int64)
+        codes.append(torch.zeros(len(each), len(mask), dtype=torch.int64).masked_scatter(mask, each))
+    index = torch.cat(codes).unsqueeze(1).expand(-1, len(x), -1)
+    points = torch.cat((x.unsqueeze(0), values)).flatten(2).gather(0, index).view(-1, *x.shape[1:])
+    rows = torch.arange(len(x)).repeat(len(index))
+    ball = replace(case.ball, low=low[rows], high=high[rows], mutable=mutable[rows])
+    assert ball.contains(x[rows], points).all()
+    return points, rows
 
 
 def least_margins(case: Case, points: Tensor, rows: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from itertools import combinations, product
 from math import inf
 from pathlib import Path
@@ -41,23 +40,14 @@ def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
 
 @layers
 @given(cases(kinds=("dense",)), st.integers(0, 9))
-def test_a_quick_interval_holds_the_exact_one(case: Case, budget: int) -> None:
+def test_quick_bounds_hold_the_exact_ones_and_can_be_learnt_from(case: Case, budget: int) -> None:
     first, reach = case.network.first, case.reach
     low, high = first.quick_interval(reach, budget)
     least, most = first.trainable_interval(reach, min(budget, reach.number_of_units))
-    assert (low <= least + 1e-9).all()
-    assert (most <= high + 1e-9).all()
+    assert ((low <= least + 1e-9) & (most <= high + 1e-9)).all()
     assert all(torch.equal(end, first.value(reach.x)) for end in first.quick_interval(reach, 0))
-    torch.testing.assert_close(first.quick_interval(reach, 20), first.quick_interval(reach, case.layer.in_features))
-
-
-@layers
-@given(cases(kinds=("dense",)))
-def test_quick_margins_hold_below_the_exact_ones_and_can_be_learnt_from(case: Case) -> None:
-    found = partial(certify.margins, case.model, case.x, case.y, case.ball.budget, case.ball)
-    quick = found(quick=True)
-    assert (quick <= found() + 1e-9).all()
-    assert (quick <= least_margins(case, *attacks(case, 40)) + 1e-9).all()
+    quick = certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball, quick=True)
+    assert (quick <= least_margins(case, *attacks(case)) + 1e-9).all()
     quick.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in case.model.parameters())
 
@@ -72,12 +62,6 @@ def test_little_is_lost_by_a_quick_interval() -> None:
     for budget in (1, 5, 20, 60):
         (low, high), (least, most) = first.quick_interval(reach, budget), first.trainable_interval(reach, budget)
         assert (high - low).mean() < 1.03 * (most - least).mean()
-
-
-def test_nothing_but_a_plain_layer_is_quick() -> None:
-    x, y = data()
-    with pytest.raises(ValueError, match="quick must be False unless the first layer is a plain Linear"):
-        certify.margins(small(), x, y, 1, quick=True)
 
 
 @pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "dense"])
@@ -184,6 +168,8 @@ def test_a_model_without_the_bound_is_refused_before_an_epoch_is_spent() -> None
     (x, y), model = data(), small()
     with pytest.raises(ValueError, match="no certificate exists"):
         fit(model, (x, y), TrainConfig(epochs=5), objective=certify.Objective(4))
+    with pytest.raises(ValueError, match="quick must be False unless the first layer is a plain Linear"):
+        fit(model, (x, y), TrainConfig(epochs=5), objective=certify.Objective(1, quick=True))
     with pytest.raises(ValueError, match='precision must not be "bf16" with an objective'):
         fit(model, (x, y), TrainConfig(epochs=5, precision="bf16"), objective=certify.Objective(1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, recipe
 from ell0.attacks import sparse_rs
-from ell0.precision import _SWITCHES, dense_products
+from ell0.precision import _BACKENDS, _SWITCHES, dense_products
 from ell0.recipe import running
 from ell0.recipe.measuring import measure
 from ell0.recipe.plan import Task
@@ -23,7 +23,6 @@ from tiny_recipe import write_recipe
 
 
 def switches() -> tuple[str, ...]:
-    """Products, convolutions and recurrent layers on a GPU, then on a processor."""
     return tuple(switch.fp32_precision for switch in _SWITCHES)
 
 
@@ -36,39 +35,32 @@ def set_older(matmul: str, cudnn: bool) -> None:
     torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def set_one(switch: Any, precision: str) -> None:
-    switch.fp32_precision = precision
-
-
 @pytest.fixture(autouse=True)
 def _switches() -> Iterator[None]:
     """As torch comes, and so again for the next test."""
     before = switches()
     set_older("highest", True)
     yield
-    set_one(torch.backends, "none")
+    _BACKENDS.fp32_precision = "none"
     set_older("highest", True)
     for switch, precision in zip(_SWITCHES, before, strict=True):
         switch.fp32_precision = precision
 
 
-STATES: list[Callable[[], None]] = [
-    partial(set_older, "highest", True),
-    partial(set_older, "high", False),
-    partial(set_older, "medium", True),
-    partial(set_one, _SWITCHES[0], "tf32"),
-    partial(set_one, _SWITCHES[1], "ieee"),
-    partial(set_one, _SWITCHES[3], "bf16"),
-    partial(set_one, _SWITCHES[4], "bf16"),
-    partial(set_one, torch.backends, "tf32"),
+STATES: list[tuple[Any, Any]] = [
+    *(("highest", True), ("high", False), ("medium", True)),
+    *((_SWITCHES[0], "tf32"), (_SWITCHES[1], "ieee"), (_SWITCHES[3], "bf16"), (_BACKENDS, "tf32")),
 ]
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("which", "state"), STATES, ids=str)
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_switches_are_set_and_put_back(state: Callable[[], None], tf32: bool) -> None:
-    state()
-    before, names = switches(), older() if state in STATES[:3] else None
+def test_the_switches_are_set_and_put_back(which: Any, state: Any, tf32: bool) -> None:
+    if isinstance(which, str):
+        set_older(which, state)
+    else:
+        which.fp32_precision = state
+    before, names = switches(), older() if isinstance(which, str) else None
     with suppress(ValueError), dense_products(tf32=tf32):
         assert set(switches()) == {"tf32" if tf32 else "ieee"}
         assert older() == ("high" if tf32 else "highest", tf32)
@@ -78,24 +70,6 @@ def test_the_switches_are_set_and_put_back(state: Callable[[], None], tf32: bool
         raise ValueError("from within")
     assert switches() == before
     assert names is None or older() == names
-
-
-def test_the_older_names_can_be_read_where_they_could() -> None:
-    set_older("high", True)
-    set_one(_SWITCHES[3], "bf16")
-    with dense_products(tf32=False):
-        assert not torch.backends.cuda.matmul.allow_tf32
-    assert torch.backends.cuda.matmul.allow_tf32
-
-
-def test_what_was_said_of_all_can_still_be_taken_back() -> None:
-    set_one(torch.backends, "tf32")
-    set_one(_SWITCHES[0], "none")
-    with dense_products(tf32=False):
-        pass
-    assert switches()[0] == "tf32"
-    set_one(torch.backends, "ieee")
-    assert switches()[0] == "ieee"
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 __all__ = ["dense_products"]
-
-T = TypeVar("T")
 
 _BACKENDS: Any = torch.backends  # whose newer names have no types
 _SWITCHES = (
@@ -40,7 +38,7 @@ def dense_products(*, tf32: bool) -> Iterator[None]:
                 switch.fp32_precision = precision
 
 
-def _read(switch: Callable[[], T]) -> T | None:
+def _read(switch: Callable[[], Any]) -> Any:
     try:
         return switch()
     except RuntimeError:

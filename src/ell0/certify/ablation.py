@@ -54,6 +54,8 @@ class RandomisedAblation(nn.Module, Certifier):
             ``base``, of which the same holds.
     """
 
+    confidence: float
+
     def __init__(
         self,
         base: nn.Module,
@@ -106,7 +108,6 @@ class RandomisedAblation(nn.Module, Certifier):
         return Preparation(classes, copies, radii)
 
     def _needed(self, x: Tensor) -> Tensor:
-        assert self.confidence is not None
         return votes_needed(self._pixels(x), self.keep, self.samples, self.confidence).to(x.device)
 
     def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
@@ -125,7 +126,6 @@ class RandomisedAblation(nn.Module, Certifier):
         return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
 
     def _pixels(self, x: Tensor) -> int:
-        """The number of pixels of x; raises ValueError if there are fewer than ``keep``."""
         units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]
         if self.keep > units:
             raise ValueError(f"keep must be at most the number of pixels, got keep={self.keep} with {units} pixels")

@@ -19,11 +19,8 @@ from .network import Network
 from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals
 from .reachable import Reachable
 
-BATCH = 256
-"""Rows at a time by default."""
-
-SWEEP = 32
-"""Budgets looked at in one go."""
+BATCH = 256  # rows at a time by default
+SWEEP = 32  # budgets looked at in one go
 
 
 def certifier(model: nn.Module, method: Method = "best") -> Certifier:
@@ -79,9 +76,12 @@ def accuracy(
 ) -> dict[int, Share]:
     """Certified accuracy: at each budget the share of rows whose answer is right and proven to stay so.
 
-    Args: budgets: in units of the ball.  The others as for `radius`.
+    budgets: in units of the ball.  The others as for `radius`.
     """
-    _check_budgets(budgets)
+    for budget in budgets:
+        check_count("budgets", budget, least=0)
+    if not budgets or len(set(budgets)) < len(budgets):
+        raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
     radii = radius(model, x, y, ball, max_budget=max(budgets), method=method, batch=batch, progress=progress)
     return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
 
@@ -91,17 +91,9 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
 
     radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
     """
-    _check_budgets(budgets)
     shares = [(budget, Share(int((radii >= budget).sum()), len(radii))) for budget in budgets]
     found = [Measurement.of("certified_accuracy", share, **identity, budget=budget) for budget, share in shares]
     return [*found, Measurement.of("certified_radius", median(radii), **identity)]
-
-
-def _check_budgets(budgets: Collection[int]) -> None:
-    for budget in budgets:
-        check_count("budgets", budget, least=0)
-    if not budgets or len(set(budgets)) < len(budgets):
-        raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
 
 
 def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:
@@ -170,13 +162,10 @@ class NetworkBounds(Certifier):
         if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) or not bool(x.isfinite().all()):
             raise ValueError(f"x must be a tensor (n, ...) of finite numbers with n > 0, got {describe(x)}")
         network = Network.read(self.model, x)
-        with torch.no_grad():
-            logits = self.model(x[:1])
-        if logits.ndim != 2:
-            raise ValueError(f"model must give logits (n, classes), got shape {tuple(logits.shape)}")
         reach, bounder = Reachable.of(x, ball, network.rising), Bounder(network.double())
         bounder.first.check(reach, ball.budget)
-        return bounder, reach, logits.shape[1]
+        with torch.no_grad():
+            return bounder, reach, self.model(x[:1]).shape[1]
 
 
 def _radius(bounder: Bounder, reach: Reachable, goals: Tensor, cap: int, method: Method) -> Tensor:
@@ -188,12 +177,11 @@ def _radius(bounder: Bounder, reach: Reachable, goals: Tensor, cap: int, method:
             (low, high), value = swept, swept[0][rows, 0]
             if bool((budgets < low.shape[1]).all()):
                 known = low[rows, budgets].unsqueeze(1), high[rows, budgets].unsqueeze(1)
-        return proven(rows, *bounder.at(reach[rows], column, goals[rows], method, known, value)).squeeze(1)
+        return proven(*bounder.at(reach[rows], column, goals[rows], method, known, value)).squeeze(1)
 
-    def proven(rows: Tensor, bound: Tensor, slack: Tensor) -> Tensor:
-        return ((bound > slack) | own[rows].unsqueeze(1)).all(-1)
+    def proven(bound: Tensor, slack: Tensor) -> Tensor:
+        return (bound > slack).sum(-1) == bound.shape[-1] - 1  # not for the row's own class, whose goal is 0
 
-    own = ~goals.any(-1)  # the goal of a row's own class is 0
     swept: Interval | None = None  # of all rows at the budgets 0, 1, 2, ...
     best = torch.zeros(len(reach.x), dtype=torch.int64, device=reach.x.device)
     if bounder.first.sweeps(reach):
@@ -203,7 +191,7 @@ def _radius(bounder: Bounder, reach: Reachable, goals: Tensor, cap: int, method:
             budgets = asked.expand(len(rows), -1)
             first = bounder.first.interval(reach[rows], budgets)
             swept = first if swept is None else swept
-            sure = proven(rows, *bounder.at(reach[rows], budgets, goals[rows], "ibp", first))
+            sure = proven(*bounder.at(reach[rows], budgets, goals[rows], "ibp", first))
             best[rows] = torch.maximum(best[rows], (asked * sure).amax(1))
             rows, start = rows[sure[:, -1]], start + SWEEP + 1
     else:
@@ -214,7 +202,7 @@ def _radius(bounder: Bounder, reach: Reachable, goals: Tensor, cap: int, method:
 def climb(holds: Callable[[Tensor, Tensor], Tensor], best: Tensor, cap: int) -> Tensor:
     """The largest budget that holds for each row, from ``best`` upwards: steps double until one fails, then halve.
 
-    A budget that holds holds at every smaller one, so no budget is tried twice.
+    A budget that holds holds at every smaller one.
     """
     best, fails, step = best.clone(), torch.full_like(best, cap + 1), torch.ones_like(best)
     while len(rows := (best + 1 < fails).nonzero().squeeze(1)):

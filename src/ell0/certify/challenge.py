@@ -21,7 +21,7 @@ from .certifier import ANY_VALUE
 class Challenge:
     """What attacks found within certified radii.
 
-    tried: rows that were attacked, those with a radius of 1 or more.
+    tried: rows with a radius of 1 or more.
     fell: ``(f,)`` int64, rows that an attack broke within their radius. If there is one, a certificate was wrong.
     by: for each of them the attack.  attacks: the names of all.  flags: why they may have been weak (`ell0.evaluate`).
     """
@@ -55,12 +55,8 @@ def challenge(
         ball: as for `radius`. If its box is infinite the attacks get two boxes instead, to 1 and to 100.
         attacks: as for `ell0.evaluate`.  batch: rows in one call of an attack.  seed: of the attacks.
     """
-    if len(x) != len(y):
-        raise ValueError(f"x must have a row for each of the {len(y)} labels, got {len(x)}")
     if radii.shape != y.shape or radii.is_floating_point() or radii.dtype == torch.bool:
         raise ValueError(f"radii must be integers of shape {tuple(y.shape)}, got {radii.dtype} {tuple(radii.shape)}")
-    if isinstance(attacks, str) or not len(attacks):
-        raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
     boxes, radii = _boxes(ANY_VALUE if ball is None else ball, x), radii.to(x.device)
     tried, done = int(radii.gt(0).sum()), 0
     fallen: dict[int, str] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -30,8 +29,15 @@ def slack(share: float, terms: int, magnitudes: Tensor) -> Tensor:
     return (share * magnitudes + (terms + 2) * numbers.tiny).masked_fill(magnitudes > numbers.max, torch.inf)
 
 
-class FirstLayer(ABC):
-    """Bounds of one layer ``(n, d) -> (n, h)`` whose inputs are attacked, in the dtype of its weight.
+class Dense:
+    """Bounds of a plain layer ``(n, d) -> (n, h)`` whose inputs are attacked, in the dtype of its weight.
+
+    ``out_h = sum_j u_hj + b_h`` with u_hj = w_hj x_j: a changed term leaves the others alone, so the worst m units are
+    those that move an output furthest, one by one, and all bounds but the quick one are exact:
+
+        least out = out - top_m over units of sum_j (u_j - least u_j), mirrored for the largest
+
+    and ``a @ out`` falls by top_m over units of ``sum_j max over x_j of sum_h a_h (u_hj - w_hj x_j)``.
 
     The inputs may be in float32 while the weight is a float32 one in float64. Budgets are in units of the ball.
     """
@@ -40,36 +46,57 @@ class FirstLayer(ABC):
         self.weight = weight
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias
 
-    @abstractmethod
     def limit(self, reach: Reachable) -> int:
         """The largest budget at which a certificate can exist; raises ValueError if none exists even for 1."""
+        if not reach.bounded:
+            raise ValueError(
+                "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
+                "give a ball with finite low and high, or put InputClamp before it"
+            )
+        return reach.number_of_units
 
-    def check(self, reach: Reachable, budget: int) -> None:  # noqa: ARG002
+    def check(self, reach: Reachable, budget: int) -> None:
         """Raises ValueError if no certificate exists at this budget."""
-        self.limit(reach)
+        if budget > (limit := self.limit(reach)):
+            most = f"at most {limit} changed {'features' if reach.channels == 1 else 'pixels'}"
+            raise ValueError(f"no certificate exists for budget={budget}: the first layer bounds {most} in this ball")
 
     def sweeps(self, reach: Reachable) -> bool:  # noqa: ARG002
-        """Whether the intervals of many budgets cost little more than those of one."""
+        """Whether `interval` takes many budgets at once."""
         return True
 
-    @abstractmethod
     def value(self, x: Tensor) -> Tensor:
         """The outputs ``(n, h)`` for x ``(n, d)``."""
+        return F.linear(x, self.weight, self.bias)
 
-    @abstractmethod
     def interval(self, reach: Reachable, budgets: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest value of each output: two ``(n, m, h)`` for budgets ``(n, m)``."""
+        """The least and largest value of each output: two ``(n, m, h)``; budgets ``(n, m)``, m = 1 unless `sweeps`."""
+        reach = reach.to(self.weight.dtype)
 
-    @abstractmethod
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            here, weight = reach[b], self.weight[o]
+            terms, *ends = (numbers.unsqueeze(1) * weight for numbers in (here.x, here.low, here.high))
+            fall, rise = terms - torch.minimum(*ends), torch.maximum(*ends) - terms
+            return largest_sums(here.units(fall), budgets[b]), largest_sums(here.units(rise), budgets[b])
+
+        fall, rise = in_blocks(block, reach, len(self.weight))
+        value = self.value(reach.x).unsqueeze(1)
+        return value - fall, value + rise
+
     def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
         """How far ``head @ outputs`` falls at most if all outputs see the same changes: ``(n, c)``.
 
         budgets: ``(n,)``.  head: ``(n, c, h)``.
         """
+        slope, numbers = head @ self.weight, reach.to(self.weight.dtype)
+        x, low, high = (part.unsqueeze(1) for part in (numbers.x, numbers.low, numbers.high))
+        falls = torch.maximum(slope * (x - low), slope * (x - high))
+        return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
 
-    @abstractmethod
     def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
         """The error of outputs in float32, anywhere in the ball: ``(n, m, h)`` or broadcastable; budgets ``(n, m)``."""
+        terms = reach.x.shape[1]
+        return slack(rounding_share(terms), terms, self.most_magnitudes(reach, budgets))
 
     def clean_magnitudes(self, reach: Reachable) -> Tensor:
         """``sum_j |w_hj x_j| + |b_h|`` of the unchanged rows: ``(n, 1, h)``."""
@@ -86,57 +113,10 @@ class FirstLayer(ABC):
         return self.clean_magnitudes(reach) + furthest * self.weight.abs().amax(1)
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
-        """The interval for one budget with gradients to weight and bias: two ``(n, h)``."""
-        low, high = self.interval(reach, torch.full((len(reach.x), 1), budget, device=reach.x.device))
-        return low.squeeze(1), high.squeeze(1)
+        """The interval for one budget with gradients to weight and bias: two ``(n, h)``, by the operators.
 
-    def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """A wider interval than `trainable_interval` that costs little more than the layer: two ``(n, h)``."""
-        raise ValueError("quick must be False unless the first layer is a plain Linear")
-
-
-class Dense(FirstLayer):
-    """``out_h = sum_j w_hj x_j + b_h``: a changed term leaves the others alone. All bounds are exact, for any budget.
-
-    The worst m units are those that move an output furthest, one by one:
-
-        least out = out - top_m over units of sum_j (u_j - least u_j), mirrored for the largest
-
-    and ``a @ out`` falls by top_m over units of ``sum_j max over x_j of sum_h a_h (u_hj - w_hj x_j)``.
-    """
-
-    def interval(self, reach: Reachable, budgets: Tensor) -> tuple[Tensor, Tensor]:
-        reach = reach.to(self.weight.dtype)
-
-        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
-            here, weight = reach[b], self.weight[o]
-            terms, *ends = (numbers.unsqueeze(1) * weight for numbers in (here.x, here.low, here.high))
-            fall, rise = terms - torch.minimum(*ends), torch.maximum(*ends) - terms
-            return largest_sums(here.units(fall), budgets[b]), largest_sums(here.units(rise), budgets[b])
-
-        fall, rise = in_blocks(block, reach, len(self.weight))
-        value = self.value(reach.x).unsqueeze(1)
-        return value - fall, value + rise
-
-    def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
-        slope, numbers = head @ self.weight, reach.to(self.weight.dtype)
-        x, low, high = (part.unsqueeze(1) for part in (numbers.x, numbers.low, numbers.high))
-        falls = torch.maximum(slope * (x - low), slope * (x - high))
-        return largest_sums(reach.units(falls), budgets.unsqueeze(1)).squeeze(1)
-
-    def limit(self, reach: Reachable) -> int:
-        if not reach.bounded:
-            raise ValueError(
-                "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
-                "give a ball with finite low and high, or put InputClamp before it"
-            )
-        return reach.number_of_units
-
-    def value(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
-        """By the operators: rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0; fall_j likewise."""
+        rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0; fall_j likewise
+        """
         below, above = reach.x - reach.low, reach.high - reach.x
         steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
         weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
@@ -151,7 +131,9 @@ class Dense(FirstLayer):
         return value - fall, value + rise
 
     def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
-        """By matrix products: the largest m of numbers w_j s_j, all >= 0, are for any cut >= 0
+        """A wider interval that costs little more than the layer: two ``(n, h)``.
+
+        The largest m of numbers w_j s_j, all >= 0, are for any cut >= 0
 
             top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
 
@@ -170,7 +152,3 @@ class Dense(FirstLayer):
         fall, rise = (most + ((both + sign * tilt) / 2).clamp(min=0) for sign in (-1, 1))
         value = self.value(reach.x)
         return value - fall, value + rise
-
-    def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
-        terms = reach.x.shape[1]
-        return slack(rounding_share(terms), terms, self.most_magnitudes(reach, budgets))

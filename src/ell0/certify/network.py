@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import InputClamp, InputScale, TruncatedLinear
-from .first_layer import Dense, FirstLayer
+from .first_layer import Dense
 from .truncated import Truncated
 
 Affine = nn.Linear | nn.BatchNorm1d
@@ -59,14 +59,13 @@ class Network:
         raise ValueError("model must have a TruncatedLinear or Linear layer, got none")
 
     def double(self) -> Network:
-        """A copy in float64 without gradients."""
         layer, head = copy.deepcopy((self.layer, self.head))
         for part in (layer, *head):
             part.double().requires_grad_(False)
         return Network(self.rising, layer, head)
 
     @property
-    def first(self) -> FirstLayer:
+    def first(self) -> Dense:
         layer, parts = self.layer, (self.layer.weight, self.layer.bias)
         # A truncated layer that removes nothing is a plain one.
         return Truncated(*parts, layer.k) if isinstance(layer, TruncatedLinear) and layer.k else Dense(*parts)

@@ -107,7 +107,6 @@ class ParallelLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(parts, 1, out_features).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: ``(parts, n, in_features)``; result: ``(parts, n, out_features)``."""
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -26,7 +26,7 @@ class Bounder:
 
     Two routes. Intervals (IBP): each output of the first layer, then each number of every layer, in an interval of its
     own. Lines (CROWN): one linear function of the first layer's outputs below the goal, then the better of what their
-    intervals leave of it and of what the same changed inputs for all of them do (`FirstLayer.drop`).
+    intervals leave of it and of what the same changed inputs for all of them do (`Dense.drop`).
     """
 
     def __init__(self, network: Network) -> None:

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from ..ops import trimmed_linears, truncated_linear
 from ..ops.blocked import ascending
 from ..ops.reference import products
-from .first_layer import FirstLayer, slack
+from .first_layer import Dense, slack
 from .reachable import Reachable, blocks, in_blocks, largest_sums
 
 OPERATOR = 2e-5
@@ -37,7 +37,7 @@ OPERATOR = 2e-5
 20,000 terms its float32 sums may err by more, in proportion."""
 
 
-class Truncated(FirstLayer):
+class Truncated(Dense):
     """``out_h = T_k(w_h1 x_1, ..., w_hd x_d) + b_h``, with k > 0."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, k: int) -> None:
@@ -45,20 +45,10 @@ class Truncated(FirstLayer):
         self.k = k
 
     def limit(self, reach: Reachable) -> int:
-        if reach.bounded or int(reach.moves.sum(1).max()) <= self.k:
-            return reach.number_of_units
-        return self.k // reach.channels
-
-    def check(self, reach: Reachable, budget: int) -> None:
-        if budget * reach.channels > self.k and budget > (limit := self.limit(reach)):
-            unit = "features" if reach.channels == 1 else "pixels"
-            raise ValueError(
-                f"no certificate exists for budget={budget}: the first layer, with k={self.k}, bounds at most {limit} "
-                f"changed {unit} of any value"
-            )
+        return reach.number_of_units if reach.bounded else self.k // reach.channels
 
     def sweeps(self, reach: Reachable) -> bool:
-        """False where `interval` also bounds the numbers one at a time, which may be tighter than any value."""
+        """False where `interval` also bounds the numbers one at a time."""
         return reach.any_value and reach.channels == 1
 
     def value(self, x: Tensor) -> Tensor:
@@ -74,26 +64,19 @@ class Truncated(FirstLayer):
             terms, numbers = here.x.unsqueeze(1) * weight, here.numbers(budgets[b])
             order = ascending(terms)
             low, high = _shifted(order, self.k, numbers, dtype)
-            if not self.sweeps(reach):
-                middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype).unsqueeze(1)
-                found = [
-                    [
-                        largest_sums(here.units(amounts * here.moves.unsqueeze(1)), budget.unsqueeze(1), dtype)
-                        for amounts in self._amounts(terms, order, here, weight, m)
-                    ]
-                    for m, budget in zip(numbers.T, budgets[b].T, strict=True)
-                ]
-                fall, rise = (torch.cat(part, 1) for part in zip(*found, strict=True))
-                low, high = torch.maximum(low, middle - fall), torch.minimum(high, middle + rise)
-            return low, high
+            if self.sweeps(reach):
+                return low, high
+            middle = order[..., self.k : order.shape[-1] - self.k].sum(-1, dtype=dtype).unsqueeze(1)
+            both = (part * here.moves.unsqueeze(1) for part in self._amounts(terms, order, here, weight, numbers))
+            fall, rise = (largest_sums(here.units(amounts), budgets[b], dtype) for amounts in both)
+            return torch.maximum(low, middle - fall), torch.minimum(high, middle + rise)
 
         low, high = in_blocks(block, reach, len(self.weight))
         return low + self.bias, high + self.bias
 
     def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
         down, up = head.new_zeros(2, len(head), head.shape[1], reach.x.shape[1])
-        numbers = reach.numbers(budgets.unsqueeze(1)).squeeze(1)
-        weights = self.weight.to(reach.x.dtype)
+        numbers, weights = reach.numbers(budgets.unsqueeze(1)), self.weight.to(reach.x.dtype)
         with_x, against_x = (weights > 0).to(weights), (weights < 0).to(weights)
         for b, o in blocks(reach, len(weights)):
             here, weight = reach[b], weights[o]
@@ -117,15 +100,19 @@ class Truncated(FirstLayer):
         """For m <= k the interval of any value, by the operator; a box only shrinks it."""
         k, numbers = self.k, budget * reach.channels
         if numbers > k:
-            return super().trainable_interval(reach, budget)
+            both = self.interval(reach, torch.full((len(reach.x), 1), budget, device=reach.x.device))
+            return both[0].squeeze(1), both[1].squeeze(1)
         counts = ((k + numbers, k - numbers), (k - numbers, k + numbers))
         low, high = trimmed_linears(reach.x, self.weight, self.bias, counts=counts)
         return low, high
 
+    def quick_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        raise ValueError("quick must be False unless the first layer is a plain Linear")
+
     def _amounts(
         self, terms: Tensor, order: Tensor, reach: Reachable, weight: Tensor, numbers: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How far each of ``terms`` (n, h, d) lowers and raises T_k at most while ``numbers`` (n,) move.
+        """How far each of ``terms`` (n, h, d) lowers and raises T_k at most while ``numbers`` (n, 1) move.
 
         order: the terms, ascending. For any value, frozen numbers get an amount too: the caller masks them.
         """
