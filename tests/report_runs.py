@@ -84,15 +84,10 @@ def rows() -> list[Row]:
     return found
 
 
-def measurement(what: str, value: float, **entries: Any) -> Measurement:
-    """Of a row as JSON has it."""
-    return Measurement.of(what, value, **entries)
-
-
 def results(name: str, found: list[Row]) -> Results:
     versions = {"ell0": "0.1.0", "python": "3.12.3", "torch": "2.11.0", "numpy": "2.4.6"}
     return Results(name, f"ell0 run {name}", commit="000000000000", device="none: made up", versions=versions,
-                   seeds=[0], seconds=812.4, rows=[measurement(**row) for row in found], recipe=name)  # fmt: skip
+                   seeds=[0], seconds=812.4, rows=[Measurement.of(**row) for row in found], recipe=name)  # fmt: skip
 
 
 def log(epochs: int, refresh: int, final: float) -> str:

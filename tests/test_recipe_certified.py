@@ -18,7 +18,7 @@ from ell0.certify.certificates import NetworkBounds
 from ell0.cli import main
 from ell0.cli.certify import _broken
 from ell0.recipe.verdicts import Verdicts, decided, proven
-from ell0.report.sections import certified_section, other_units_section
+from ell0.report.sections import certified_section
 from ell0.results import Measurement, Results, Row
 from ell0.train import load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
@@ -326,7 +326,7 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
         ("certified", [(1, 60.0), (2, 40.0)]),
         ("stands under attack", [(1, 75.0)]),
     ]
-    assert "F 1 (0\N{EN DASH}2)" in part.words
+    assert part.certified == {"bounds": True, "votes": {}, "medians": ["F 1 (0\N{EN DASH}2)"]}
 
 
 def test_the_curves_are_those_of_the_same_rows() -> None:
@@ -345,14 +345,6 @@ def test_the_curves_are_those_of_the_same_rows() -> None:
         assert chart.note == note
         assert [(p.x, p.y) for p in proven.points] == points
         assert [(p.x, p.y) for p in attacked.points] == [(1, 80.0), (2, 60.0)]
-
-
-def test_pixels_stand_apart_from_features() -> None:
-    row = certified_row(20, 0.5, attack="worst case", beta=1.0, n=10, **{"unit": "pixel"})
-    part = other_units_section([row], "pixel")
-    assert part.heading == "Counted in pixels"
-    assert part.table is not None
-    assert part.table.lines[0][:3] == ("F", "20", "worst case, values within ±1")
 
 
 def test_certificates_of_other_terms_are_lines_of_their_own() -> None:

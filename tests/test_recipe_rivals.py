@@ -161,7 +161,7 @@ def test_what_holds_with_some_confidence_is_no_proof(ran: Path) -> None:
 
 def test_the_page_says_what_a_vote_is(ran: Path) -> None:
     text = " ".join(re.sub(r"<[^>]+>", " ", report.page([ran])).replace("\N{NO-BREAK SPACE}", " ").split())
-    assert "Votes certify parts with 5 forward passes a row and copies with 70 forward passes a row; where" in text
+    assert "Votes certify parts with 5 forward passes a row, copies with 70 forward passes a row; where" in text
     assert "in one pass through the network" not in text
     assert re.search(r"copies \d any value, with 90.0.% confidence", text)
     assert re.search(r"parts \d any value \d", text)

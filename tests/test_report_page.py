@@ -17,7 +17,7 @@ import chromium
 from ell0 import report
 from ell0.data.png import read_png
 from ell0.recipe import slug
-from ell0.report import charts, gallery, run_files, sections, views
+from ell0.report import charts, run_files, sections
 from ell0.results import Measurement
 from report_runs import RECIPE, REPOSITORY, Outline, accuracy, log, results, rows, run_folder
 
@@ -48,12 +48,12 @@ def test_a_chart_is_drawn_to_scale() -> None:
 
 def test_points_and_lines_stand_where_they_belong() -> None:
     found = Measurement.of("accuracy", 0.5, classifier="F", low=0.4, high=0.6, paper=0.7, budget=3)
-    (series,) = views._lines([found], "budget", {"F": 0}, "changed")
+    (series,) = sections._lines([found], "budget", {"F": 0}, "changed")
     (ours,), (paper,) = series.points, series.paper
     assert (ours.x, ours.y, ours.low, ours.high) == (3, 50.0, 40.0, 60.0)
     assert (paper.x, paper.y) == (3, 70.0)
     epochs = [json.loads(line) for line in log(60, 25, 0.1).splitlines()]
-    loss, train, validation = sections._training({"F": epochs}, {"F": 0})
+    loss, train, validation = sections._training({"F": epochs}, [], {"F": 0}).charts
     assert list(loss.lines) == [25, 50]
     for chart, key, scale in (
         (loss, "loss", 1),
@@ -102,13 +102,13 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
 
 def test_what_a_picture_says(run: Path, tmp_path: Path) -> None:
     """Labels in words where there are some, and that an image was wrong when clean."""
-    found = run_files.read(run).gallery
-    assert found is not None
-    names = [f"class {label}" for label in range(10)]
-    for plain, named in zip(gallery.exhibits(found), gallery.exhibits(found, names), strict=True):
-        assert named.label == f"class {plain.label}"
-        for one, other in zip(plain.pictures, named.pictures, strict=True):
-            assert other.says == " class ".join(one.says.split())
+    plain, named = (
+        run_files.exhibits(run / "gallery.npz", ["F(0)", "F(10)"], names)
+        for names in ((), [f"class {label}" for label in range(10)])
+    )
+    for (label, ones), (word, others) in zip(plain, named, strict=True):
+        assert word == f"class {label}"
+        assert [one["says"] for one in others] == [" class ".join(one["says"].split()) for one in ones]
     copy = shutil.copytree(run, tmp_path / "run")
     with np.load(run / "gallery.npz") as file:
         arrays = dict(file)

@@ -16,13 +16,12 @@ from ell0 import results as module
 from ell0.results import Measurement, Results, Share
 
 scalars = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-numbers = st.floats(allow_nan=False) | st.integers()
 maybe = st.none() | st.floats(allow_nan=False)
-others = st.text().filter(lambda word: word not in ("what", *module._FIELDS, *module._NUMBERS, *module._TEXTS))
+others = st.text().filter(lambda word: word not in ("what", *module._FIELDS, *module._TYPES))
 measurements = st.builds(
     Measurement.of,
     st.text(),
-    numbers,
+    st.floats(allow_nan=False) | st.integers(),
     n=st.none() | st.integers(),
     low=maybe,
     high=maybe,
@@ -37,48 +36,37 @@ measurements = st.builds(
 )
 
 
-@given(
-    rows=st.lists(measurements), more=st.dictionaries(others, scalars), name=st.text(), seeds=st.lists(st.integers())
-)
+@given(rows=st.lists(measurements), more=st.dictionaries(others, scalars), name=st.text())
 def test_json_round_trip(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[Measurement],
-    more: dict[str, Any],
-    name: str,
-    seeds: list[int],
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement], more: dict[str, Any], name: str
 ) -> None:
     path = tmp_path_factory.mktemp("results") / "a.json"
-    results = Results(name, "a command", seeds=seeds, rows=[*rows, Measurement("x", 1.0, identity=more)])
-    again = Results.load(results.save(path))
-    assert again == results
+    results = Results(name, "a command", seeds=[3], rows=[*rows, Measurement("x", 1.0, identity=more)])
+    assert Results.load(results.save(path)) == results
     assert json.loads(path.read_text()) == results.plain()
 
 
 def test_a_measurement_is_its_row() -> None:
     share = Share(3, 4)
-    made = Measurement.of(
-        "robust_accuracy", share, decided={"clean": 1}, flags=["a flag"], beside={"forwards": 3}, budget=2, beta=None
-    )  # fmt: skip
-    assert dict(made) == {
-        "what": "robust_accuracy", "budget": 2, "value": 0.75, "n": 4, "low": share.low, "high": share.high,
-        "decided": {"clean": 1}, "flags": ["a flag"], "beside": {"forwards": 3},
-    }  # fmt: skip
-    assert list(made) == ["what", "budget", "value", "n", "low", "high", "decided", "flags", "beside"]
+    more = {"decided": {"clean": 1}, "flags": ["a flag"], "beside": {"forwards": 3}}
+    made = Measurement.of("robust_accuracy", share, budget=2, beta=None, **more)
+    row = {"what": "robust_accuracy", "budget": 2, "value": 0.75, "n": 4, "low": share.low, "high": share.high, **more}
+    assert dict(made) == row
+    assert list(made) == list(row)
     assert made.key == {"what": "robust_accuracy", "budget": 2}
     assert (made["budget"], made.get("beta"), type(made.value)) == (2, None, float)
     again = copy.deepcopy(share)
     assert (again, again.n, again.low, again.high) == (share, 4, share.low, share.high)
 
 
-def test_here_names_the_device_of_the_work_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_here_names_the_device_of_the_work_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"accelerator {device}")
     results = Results.here("a", "b", seeds=[0], device="cpu")
     assert "accelerator" not in results.device
     assert results.device.endswith(f", {torch.get_num_threads()} threads")
-    assert {"ell0", "python", "torch", "numpy"} <= set(results.versions)
-    assert Results.load(results.save(tmp_path / "a.json")) == results
-    assert Results.here("a", "b", seeds=[0], device="cuda:1").device == "accelerator cuda:1"
+    assert list(results.versions) == ["ell0", "python", "torch", "numpy"]
+    assert Results.here("a", "b", seeds=[0], device="cuda:1", ranks=2).device == "2 ranks, each accelerator cuda:1"
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -124,37 +112,25 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["a.json"]
 
 
+ROW = '{"schema": 2, "name": "a", "command": "b", "rows": [{"what": "x", "value": 1.0, %s}]}'
+OLD = "was written by another version of ell0 .schema 1, this one reads 2.: measure again .* by `ell0 run a`"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", "is not a results file"),
         ("[]", "is not a results file"),
         ('{"nonsense": 1}', "is not a results file: 'rows' is missing"),
-        (
-            '{"name": "a", "command": "ell0 run a", "rows": [{"what": "x", "value": 1}]}',
-            "was written by another version of ell0 .schema 1, this one reads 2.: measure again in a new folder, by "
-            "`ell0 run a`",
-        ),
+        ('{"name": "a", "command": "ell0 run a", "rows": [{"what": "x", "value": 1}]}', OLD),
+        (ROW % '"k": "four"', "is not a results file: k of row 1 must be a number, got 'four'"),
+        (ROW % '"value": null', "is not a results file: value of row 1 must be a number, got None"),
+        (ROW % '"attack": 3', "is not a results file: attack of row 1 must be a text, got 3"),
+        (ROW % '"flags": "a; b"', "is not a results file: flags of row 1 must be a list, got 'a; b'"),
+        (ROW % '"decided": 1', "is not a results file: decided of row 1 must be an object, got 1"),
     ],
 )
 def test_what_is_no_results_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=rf"a\.json {reason}"):
-        Results.load(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ({"k": "four"}, "k of row 1 must be a number, got 'four'"),
-        ({"value": None}, "value of row 1 must be a number, got None"),
-        ({"attack": 3}, "attack of row 1 must be a text, got 3"),
-        ({"flags": "a; b"}, "flags of row 1 must be a list, got 'a; b'"),
-        ({"decided": 1}, "decided of row 1 must be an object, got 1"),
-    ],
-)
-def test_entries_have_their_type(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
-    file = {"schema": 2, "name": "a", "command": "b", "rows": [{"what": "x", "value": 1.0, **entry}]}
-    (tmp_path / "a.json").write_text(json.dumps(file))
-    with pytest.raises(ValueError, match=f"a.json is not a results file: {words}"):
         Results.load(tmp_path / "a.json")

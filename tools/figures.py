@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from ell0.report import charts
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {{ 268 + 20 * chart.series | length }}" width="480">
 <style>{{ style }}</style>
 <rect width="100%" height="100%" fill="var(--paper)"/>
-<svg width="360" height="260">{{ drawn(chart, "chart") }}</svg>
+<svg width="360" height="260">{{ chart.svg("chart") }}</svg>
 {% for one in chart.series %}
 <svg x="52" y="{{ 257 + 20 * loop.index0 }}" width="30" height="14">{{ legend_mark(one.style) }}</svg>
 <text x="92" y="{{ 268 + 20 * loop.index0 }}">{{ one.name }}</text>
@@ -57,15 +56,11 @@ def mnist() -> str:
 
 def alone(chart: Chart) -> str:
     """A chart as a file of its own: drawn and coloured as on the page of a report, with a background and a legend."""
-    report = ROOT / "src" / "ell0" / "report"
-    page, css = (report / "page.html.jinja").read_text(), (report / "page.css").read_text()
-    macros = page[page.index("{% macro line(") : page.index("{% macro charts(")]
+    css = (ROOT / "src" / "ell0" / "report" / "page.css").read_text()
     colours = css[: css.index("\n}\n", css.index("@media")) + 3]
     rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark)) \{.*$", css, re.MULTILINE)
     style = Markup("\n".join([colours, "svg { font-family: sans-serif; }", *rules]))
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(macros + FILE)
-    template.globals.update(vars(charts))
-    return template.render(chart=chart, style=style)
+    return charts.TEMPLATES.from_string(FILE).render(chart=chart, style=style, legend_mark=charts.legend_mark)
 
 
 def main(words: list[str]) -> int:

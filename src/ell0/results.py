@@ -49,8 +49,8 @@ class Figure(float):
         self.n, self.low, self.high = n, low, high
         return self
 
-    def __getnewargs__(self) -> Any:  # what __new__ takes, for copies
-        return float(self), self.n, self.low, self.high
+    def __reduce__(self) -> Any:  # a copy, of a share too, is a plain figure
+        return Figure, (float(self), self.n, self.low, self.high)
 
 
 class Share(Figure):
@@ -63,9 +63,6 @@ class Share(Figure):
         # The ends are exactly 0 and 1 there, but for rounding.
         low, high = 0.0 if count == 0 else centre - half, 1.0 if count == n else centre + half
         return super().__new__(cls, share, n, low, high)
-
-    def __getnewargs__(self) -> Any:
-        return round(self * self.n), self.n
 
 
 def median(counts: Tensor) -> Figure:
@@ -86,13 +83,12 @@ def median(counts: Tensor) -> Figure:
 
 @dataclass(frozen=True, eq=False)
 class Measurement(Mapping[str, Any]):
-    """One figure: what was measured, which one it is, its value and interval. As a mapping it is its row in JSON.
+    """One figure, over n rows, with its interval. As a mapping it is its row in JSON.
 
-    value, n, low, high: the figure, over n rows, and its interval.
     identity: which figure it is: classifier, k, attack, budget, unit, beta, queries, steps, split, ...
     decided: rows lost to each attack, or to `CLEAN`.  flags: why the value may not be trusted, a sentence each.
-    paper, paper_n: the paper's value, and over how many rows.  seconds: what the work took.
-    certified: the share of the same rows that is proven.  beside: other figures of the same work.
+    paper, paper_n: the paper's value, and over how many rows.  certified: the share of the same rows that is proven.
+    seconds, beside: what the work took, and its other figures.
     """
 
     what: str
@@ -110,17 +106,15 @@ class Measurement(Mapping[str, Any]):
     beside: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, what: str, figure: float, /, **entries: Any) -> Self:
-        """A measurement of a number, or of a `Figure` with its n and interval.
-
-        entries: fields of a measurement by their names, and entries of its identity, of which None is left out.
-        """
-        if isinstance(figure, Figure):
-            entries |= {"n": figure.n, "low": figure.low, "high": figure.high}
+    def of(cls, what: str, value: float, **entries: Any) -> Self:
+        """A measurement of a number or a `Figure`. entries: its fields, and its identity, where None is left out."""
+        if isinstance(value, Figure):
+            entries |= {"n": value.n, "low": value.low, "high": value.high}
+            value = float(value)
         given = {name: entries.pop(name) for name in _FIELDS if name in entries}
         given["flags"] = tuple(given.get("flags", ()))
-        identity = {key: value for key, value in entries.items() if value is not None}
-        return cls(what, float(figure) if isinstance(figure, Figure) else figure, identity=identity, **given)
+        identity = {key: entry for key, entry in entries.items() if entry is not None}
+        return cls(what, value, identity=identity, **given)
 
     @property
     def key(self) -> Row:
@@ -143,10 +137,12 @@ class Measurement(Mapping[str, Any]):
 
 
 _FIELDS = tuple(each.name for each in fields(Measurement) if each.name not in ("what", "value", "identity"))
-_NUMBERS = (
-    "value", "n", "low", "high", "paper", "paper_n", "seconds", "certified", "k", "budget", "queries", "steps", "beta",
-)  # fmt: skip
-_TEXTS = ("what", "classifier", "attack", "unit", "protocol")
+_FIGURES = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "certified")
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys((*_FIGURES, "k", "budget", "queries", "steps", "beta"), (int | float, "a number")),
+    **dict.fromkeys(("what", "classifier", "attack", "unit", "protocol"), (str, "a text")),
+    **{"decided": (dict, "an object"), "beside": (dict, "an object"), "flags": (list, "a list")},
+}
 
 
 @dataclass
@@ -165,17 +161,17 @@ class Results:
 
     @classmethod
     def here(cls, name: str, command: str, *, seeds: list[int], device: torch.device | str, ranks: int = 1) -> Results:
-        """An empty record that names the device the work is done on, the versions and the commit.
+        """An empty record that names commit, versions and device, of which each of the ``ranks`` processes has one."""
+        from . import __version__
 
-        ranks: processes that share the work, each on such a device.
-        """
-        named = _device(torch.device(device))
-        named = named if ranks == 1 else f"{ranks} ranks, each {named}"
-        return cls(name, command, commit=_commit(), device=named, versions=_versions(), seeds=seeds)
+        named = ("" if ranks == 1 else f"{ranks} ranks, each ") + _device(torch.device(device))
+        versions = {"ell0": __version__, "python": platform.python_version()}
+        versions |= {"torch": torch.__version__, "numpy": np.__version__}
+        return cls(name, command, commit=_commit(), device=named, versions=versions, seeds=seeds)
 
     def add(self, value: float, **entries: Any) -> None:
         """Appends a measurement. entries: ``what``, and those of `Measurement.of`."""
-        self.rows.append(Measurement.of(entries.pop("what"), value, **entries))
+        self.rows.append(Measurement.of(value=value, **entries))
 
     def select(self, **entries: Any) -> list[Measurement]:
         """The measurements with these entries."""
@@ -198,8 +194,7 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = self.plain()
         rows = ",\n".join("  " + json.dumps(row) for row in head.pop("rows"))
-        text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + rows + "\n ]\n}\n"
-        write_whole(path, text.encode())
+        write_whole(path, (json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n').encode())
         return path
 
     @classmethod
@@ -208,63 +203,40 @@ class Results:
         text = Path(path).read_text()
         try:
             content = dict(json.loads(text))
-            schema = content.pop("schema", 1)
-            rows = content.pop("rows")
+            schema, rows = content.pop("schema", 1), content.pop("rows")
             if schema == SCHEMA:
                 return cls(**content, rows=[_read(i, dict(row)) for i, row in enumerate(rows, 1)])
         except KeyError as error:
             raise ValueError(f"{path} is not a results file: {error} is missing") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a results file: {error}") from error
-        raise ValueError(
-            f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA}): measure again "
-            f"in a new folder, by `{content.get('command')}`"
-        )
+        other = f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA})"
+        raise ValueError(f"{other}: measure again in a new folder, by `{content.get('command')}`")
 
 
 def _read(number: int, row: Row) -> Measurement:
-    """A row of a file, whose entries have the types that they are read with."""
-    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(_NUMBERS, (int | float, "a number"))
-    kinds |= dict.fromkeys(_TEXTS, (str, "a text"))
-    kinds |= {"flags": (list, "a list"), "decided": (dict, "an object"), "beside": (dict, "an object")}
     for key, value in {"what": None, "value": None, **row}.items():
-        kind, words = kinds.get(key, (object, ""))
+        kind, words = _TYPES.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
-    return Measurement.of(row.pop("what"), row.pop("value"), **row)
+    return Measurement.of(**row)
 
 
 def _commit() -> str | None:
     """The commit of this checkout, with ``-dirty`` where a tracked file differs from it; None outside of one."""
-    here = Path(__file__).resolve().parent
+    words = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
+    here, tracked = Path(__file__).resolve().parent, ["git", "ls-files", "--error-unmatch", __file__]
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"],
-            cwd=here, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        known = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
+        subprocess.run(tracked, cwd=here, capture_output=True, check=True)
+        return subprocess.run(words, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return run.stdout.strip() if known.returncode == 0 else None
 
 
 def _device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
-    return f"{name}, {torch.get_num_threads()} threads"
-
-
-def _versions() -> dict[str, str]:
-    from . import __version__
-
-    return {
-        "ell0": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return f"{[*models, platform.processor() or platform.machine()][0]}, {torch.get_num_threads()} threads"

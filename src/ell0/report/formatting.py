@@ -24,34 +24,28 @@ class Cell:
     """
 
     value: str
-    interval: str | None
-    paper: str | None
-    against: str | None
+    interval: str | None = None
+    paper: str | None = None
+    against: str | None = None
 
     @classmethod
     def share(cls, row: Measurement) -> Self:
-        share = paper_share(row)
-        ends = (share.low, share.high) if share else (row.paper, row.paper)
-        return cls(percent(row.value), span(row, tenths), _or_none(percent, row.paper), _against(row, *ends))
+        paper = None if row.paper is None else percent(row.paper)
+        return cls(percent(row.value), span(row, tenths), paper, _against(row, paper_share(row)))
 
     @classmethod
     def plain(cls, row: Measurement) -> Self:
-        interval = span(row, number)
-        against = _against(row, row.paper, row.paper) if interval else None
-        return cls(number(row.value), interval, _or_none(number, row.paper), against)
+        paper, interval = None if row.paper is None else number(row.paper), span(row, number)
+        return cls(number(row.value), interval, paper, _against(row, None) if interval else None)
 
 
-def _or_none(form: Callable[[float], str], value: float | None) -> str | None:
-    return None if value is None else form(value)
-
-
-def _against(row: Measurement, low: float | None, high: float | None) -> str | None:
-    if low is None or high is None or not finite(row.value):
+def _against(row: Measurement, paper: Share | None) -> str | None:
+    if row.paper is None or not finite(row.value):
         return None
-    ours = ends(row)
-    if ours[0] > high + _ROUNDING:
+    low, high = ends(row)
+    if low > (paper.high if paper else row.paper) + _ROUNDING:
         return "above"
-    return "below" if ours[1] < low - _ROUNDING else "meets"
+    return "below" if high < (paper.low if paper else row.paper) - _ROUNDING else "meets"
 
 
 def paper_share(row: Measurement) -> Share | None:
@@ -74,16 +68,14 @@ def percent(value: Any) -> str:
     return f"{100 * value:.1f}{GAP}%" if finite(value) else NONE
 
 
-def tenths(value: float) -> str:
+def tenths(value: Any) -> str:
     """A share in per cent, without the sign."""
     return f"{100 * value:.1f}"
 
 
-def span(row: Measurement | Figure, form: Callable[[float], str]) -> str | None:
+def span(row: Measurement | Figure, form: Callable[[Any], str]) -> str | None:
     """An interval, low to high."""
-    if row.low is None or row.high is None or not finite(row.low) or not finite(row.high):
-        return None
-    return f"{form(row.low)}{NONE}{form(row.high)}"
+    return f"{form(row.low)}{NONE}{form(row.high)}" if finite(row.low) and finite(row.high) else None
 
 
 def number(value: Any) -> str:
@@ -105,10 +97,6 @@ def duration(seconds: Any) -> str:
     return f"{hours:,}{GAP}h {minutes}{GAP}min" if hours else f"{minutes}{GAP}min {rest}{GAP}s"
 
 
-def beta_words(beta: Any) -> str | None:
-    return None if beta is None else f"values within ±{number(beta)}"
-
-
-def enumeration(words: list[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def figure_words(row: Measurement) -> str:
+    interval = span(row, tenths)
+    return percent(row.value) + (f" ({interval})" if interval else "")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,75 +15,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..data import SETS, DataSet
 from ..recipe import Recipe, load, slug
-from ..results import Measurement, Results
-from .formatting import NONE
+from ..results import Results
 
-LogLine = dict[str, Any]
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+LogLine = dict[str, Any]
+Exhibit = tuple[str, list[dict[str, Any]]]
+"""The label of an image, and pictures of it: clean, and what each classifier was shown."""
 
 
-@dataclass(frozen=True, eq=False)
-class AttackedImages:
-    """What an attack did to the m images of a gallery, and what one classifier says.
-
-    adv: ``(m, channels, height, width)``.  said, says: ``(m,)``, the labels given to the clean and the attacked image.
-    """
-
-    adv: Floats
-    said: Ints
-    says: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class Gallery:
-    """A few test images and, by classifier, what became of them.
-
-    As a file: ``clean`` and ``labels``, and for each classifier ``SLUG/adv``, ``SLUG/said``, ``SLUG/says``.
-
-    clean: ``(m, channels, height, width)``, in [-1, 1].  labels: ``(m,)``.
-    """
-
-    clean: Floats
-    labels: Ints
-    attacked: dict[str, AttackedImages]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Run:
-    """One run, or a bare results file, which has rows and nothing else.
-
-    text: of the recipe.  recipe: None also where recipes that it uses cannot be found.
-    logs: by classifier, one record for each epoch.
-    """
+    """One run, or a bare results file. text: of the recipe, which is None also if one that it uses cannot be found."""
 
     results: Results
-    text: str | None = None
+    text: str = ""
     recipe: Recipe | None = None
+    data: DataSet | None = None
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
-    gallery: Gallery | None = None
-
-    @property
-    def data(self) -> str | None:
-        return self.recipe.data.name if self.recipe else None
-
-    @property
-    def quoted(self) -> list[Measurement]:
-        rows = [dict(row) for row in self.recipe.quoted] if self.recipe else []
-        return [Measurement.of(row.pop("what", NONE), row.pop("value"), **row) for row in rows]
+    exhibits: list[Exhibit] = field(default_factory=list)
 
     @property
     def state(self) -> str:
         """What is to be known before the verdict: whether figures are missing."""
         if self.recipe is None:
             unknown = "The folder of this run lacks a recipe that it uses, so it is not known whether it is finished."
-            return "" if self.text is None else unknown
+            return unknown if self.text else ""
         asked, there = self.recipe.asked(), [row.key for row in self.results.rows]
-        found = sum(row in there for row in asked)
-        return (
-            "" if found == len(asked) else f"Unfinished: {found:,} of the {len(asked):,} figures of the recipe exist."
-        )
+        missing = sum(key not in there for key in asked)
+        words = f"Unfinished: {len(asked) - missing:,} of the {len(asked):,} figures of the recipe exist."
+        return words if missing else ""
 
 
 def read(source: Path) -> Run:
@@ -90,18 +56,16 @@ def read(source: Path) -> Run:
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
     source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."
     results = Results.load(source / "results.json")
-    path = source / "recipe.toml"
-    recipe = _recipe(path) if path.exists() else None
+    path, pictures = source / "recipe.toml", source / "gallery.npz"
+    text = path.read_text() if path.exists() else ""
+    recipe = _recipe(path) if text else None
+    data = SETS.get(recipe.data.name or "") if recipe else None
     folders = recipe.folders(source) if recipe else {}
     # A run that was moved away from those it uses still names their classifiers in its rows.
     names = dict.fromkeys([*folders, *(row["classifier"] for row in results.rows if "classifier" in row)])
-    return Run(
-        results=results,
-        text=path.read_text() if path.exists() else None,
-        recipe=recipe,
-        logs={name: log for name, folder in folders.items() if (log := _log(folder / "log.jsonl"))},
-        gallery=_gallery(source / "gallery.npz", list(names)),
-    )
+    logs = {name: log for name, folder in folders.items() if (log := _log(folder / "log.jsonl"))}
+    shown = exhibits(pictures, list(names), data.classes if data else ()) if pictures.exists() else []
+    return Run(results, text, recipe, data, logs, shown)
 
 
 def _recipe(path: Path) -> Recipe | None:
@@ -122,23 +86,55 @@ def _log(path: Path) -> list[LogLine]:
         raise ValueError(f"{path} is not a log of training: {error}") from error
 
 
-def _gallery(path: Path, classifiers: list[str]) -> Gallery | None:
-    if not path.exists():
-        return None
+def exhibits(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
+    """The images of a gallery. classes: what the labels mean; without it they stand as they are.
+
+    The file has ``clean``, ``(m, channels, height, width)`` in [-1, 1], and ``labels``, ``(m,)``; for each classifier
+    the attacked images, ``SLUG/adv``, and the labels it gives to clean and attacked, ``SLUG/said`` and ``SLUG/says``.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
-            attacked = {
-                name: AttackedImages(*(file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")))
-                for name in classifiers
-                if f"{slug(name)}/adv" in file
-            }
-            gallery = Gallery(file["clean"], file["labels"], attacked)
-        images = gallery.clean.shape
-        if len(images) != 4 or images[1] not in (1, 3) or gallery.labels.shape != images[:1]:
-            raise ValueError(f"images must be (m, 1 or 3, height, width) with m labels, got {images}")
-        for name, one in attacked.items():
-            if one.adv.shape != images or not one.said.shape == one.says.shape == images[:1]:
-                raise ValueError(f"{name} has images of shape {one.adv.shape}, not the {images} of the clean ones")
-        return gallery
+            clean, labels = file["clean"], file["labels"]
+            names = [name for name in classifiers if f"{slug(name)}/adv" in file]
+            shown = {name: [file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
+        for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():
+            if adv.shape != clean.shape or adv.shape[1:2] not in ((1,), (3,)) or adv.ndim != 4:
+                raise ValueError(f"{name} has images of shape {adv.shape}, not (m, 1 or 3, height, width) like all")
+            if not said.shape == says.shape == clean.shape[:1]:
+                raise ValueError(f"{name} has {said.shape} and {says.shape} labels, not one for each image")
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a gallery: {error}") from error
+    meanings = dict(enumerate(classes))
+    found = []
+    for i, (image, label) in enumerate(zip(clean, labels.tolist(), strict=True)):
+        right = meanings.get(label, str(label))
+        pictures = [{"title": "Clean", "says": f"is {right}", "verdict": "clean", "note": "", **_drawn(image, image)}]
+        for name, (adv, said, says) in shown.items():
+            answer, drawn = int(says[i]), _drawn(image, adv[i])
+            words = {"title": name, "says": f"says {meanings.get(answer, answer)}"}
+            words["verdict"] = "held" if answer == label else "fooled"
+            words["note"] = f"{len(drawn['changed'])} changed" if said[i] == label else "wrong when clean"
+            pictures.append(words | drawn)
+        found.append((right, pictures))
+    return found
+
+
+def _drawn(clean: Floats, image: Floats) -> dict[str, Any]:
+    rows, columns = (clean != image).any(axis=0).nonzero()
+    changed = list(zip(columns.tolist(), rows.tolist(), strict=True))
+    # What lies outside [-1, 1] is drawn as black or white.
+    levels = np.rint((np.clip(image, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+    colours = np.broadcast_to(levels, (3, *levels.shape[1:])).transpose(1, 2, 0)
+    uri = "data:image/png;base64," + base64.b64encode(png(colours)).decode()
+    return {"uri": uri, "width": image.shape[2], "height": image.shape[1], "changed": changed}
+
+
+def png(image: npt.NDArray[np.uint8]) -> bytes:
+    """``(height, width, 3)`` as an 8-bit RGB file."""
+    height, width, _ = image.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in image)  # each row begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )

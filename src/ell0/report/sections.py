@@ -1,18 +1,20 @@
-"""Sections of a page: text, charts and tables of some measurements."""
+"""A run as the page shows it: which figures stand in which section, and in which words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ..results import Measurement
+from ..results import WORST_CASE, Measurement, Results
 from .charts import Axis, Chart, ChartPoint, Series
-from .formatting import NONE, Cell, beta_words, duration, enumeration, finite, number, percent
-from .gallery import Exhibit
-from .run_files import LogLine
-from .selection import Rows, attack_of, attack_words, box_of, figure_words, grouped, is_worst, who
+from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, span
+from .run_files import Exhibit, LogLine, Run
+from .selection import Rows, attack_of, attack_words, beta_words, box_of, effort_of, grouped, least_of, spent_on, who
+from .verdicts import Flag, Verdict, flags_of, verdict_of
 
-_ANY = "any value"
+_SHARES = Axis("robust accuracy", ends=(0.0, 100.0), unit=" %")
+_ENDS = ("final_loss", "train_accuracy", "validation_accuracy")
 _STAGES = {"training_seconds": "training", "epoch_seconds": "one epoch", "attack_seconds": "attacks in training"}
 
 
@@ -28,75 +30,182 @@ class Section:
 
     heading: str
     words: str = ""
-    charts: tuple[Chart, ...] = ()
+    charts: Sequence[Chart] = ()
     table: PageTable | None = None
     caption: str = ""
     folded: bool = True
-    accuracies: object = None
-    exhibits: tuple[Exhibit, ...] = ()
+    accuracies: dict[str, Any] | None = None
+    certified: dict[str, Any] | None = None
+    exhibits: Sequence[Exhibit] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """units, items: what is changed, and in what.  scale: what values mean, where the data is known."""
+
+    results: Results
+    verdict: Verdict
+    sections: Sequence[Section]
+    state: str = ""
+    recipe: str = ""
+    units: str = "inputs"
+    items: str = "rows"
+    scale: str = ""
+    flags: Sequence[Flag] = ()
+
+    @property
+    def flagged(self) -> str:
+        """How many flags there are, in words."""
+        words = "1 flag: read it" if len(self.flags) == 1 else f"{len(self.flags)} flags: read them"
+        return f"{words} before the figures." if self.flags else ""
+
+
+def view_of(run: Run) -> View:
+    # What was measured on another split served to choose, and stands apart from the figures that count.
+    rows = [row for row in run.results.rows if row.get("split", "test") == "test"]
+    shares = [row for row in rows if finite(row.value)]
+    clean, certified = ([row for row in shares if row.what == f"{kind}_accuracy"] for kind in ("clean", "certified"))
+    radii, medians = ([row for row in rows if row.what == what] for what in ("certified_radius", "median_distance"))
+    # What an attack of a cascade left standing is no figure of that attack: it was given what others had left.
+    robust = [row for row in shares if row.what == "robust_accuracy" and "attacked" not in row.beside]
+    # Where some budgets count features, those in pixels stand apart: the two are no points of one curve.
+    pixels = [row for row in robust if row.get("unit") == "pixel"]
+    apart = pixels if len(pixels) < len(robust) else []
+    worst = [row for row in robust if attack_of(row) == WORST_CASE and row not in apart]
+    single = [row for row in robust if attack_of(row) != WORST_CASE and row not in apart]
+    times = [row for row in rows if row.what.endswith("_seconds")]
+    ends = [row for row in rows if row.what in _ENDS]
+    seen = {id(row) for row in (*clean, *certified, *radii, *robust, *medians, *times, *ends)}
+    others = [row for row in run.results.rows if id(row) not in seen]
+    styles = {name: i for i, name in enumerate(dict.fromkeys([*(who(row) for row in rows), *run.logs]))}
+    counted = {row["unit"] for row in run.results.rows if row.get("budget") is not None and "unit" in row}
+    units = "pixels" if counted == {"pixel"} or (run.data and run.data.shape[0] == 1) else "inputs"
+    items = "images" if run.data or run.exhibits or "pixel" in counted else "rows"
+    scale = "The values of clean images lie within ±1." if run.data else ""
+    verdict = verdict_of(clean, certified, worst, single, units, items)
+    quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.recipe.quoted] if run.recipe else []
+    sections = (
+        Section("Accuracy", accuracies=_accuracies(clean, worst, single) if clean or worst or single else None),
+        Section("Robust accuracy over budget and queries", charts=list(_curves(worst, single, styles, units))),
+        certified_section(certified, radii, [*worst, *apart], units) if certified else None,
+        _listing("Counted in pixels", "Robust accuracy where one change is one pixel, with all its channels", apart),
+        Section("Clean and attacked images", exhibits=run.exhibits),
+        _medians(medians, units, items) if medians else None,
+        _training(run.logs, ends, styles),
+        _times(times, [*single, *worst, *medians]),
+        _listing("Published figures", "Figures that others published; not run here", quoted),
+        _listing("Other figures", "All other rows of the results file", others),
+    )
+    shown = [one for one in sections if one and (one.accuracies or one.charts or one.table or one.exhibits)]
+    flags = flags_of(rows, worst, single, verdict.classifier)
+    return View(run.results, verdict, shown, run.state, run.text, units, items, scale, flags)
+
+
+def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
+    """classifiers: each with a row of it, its clean accuracy and its budgets, which are the lines of a table.
+
+    boxes: of the worst case, with the n of each; worst: its cells.  groups: attacks as configured, with their numbers
+    of queries and the n of each; cells: theirs.  mixed: whether figures are over different n.
+    """
+    groups = [(group, grouped(sorted(rows, key=spent_on), effort_of)) for group, rows in grouped(single, attack_words)]
+    boxes = grouped(sorted(worst, key=box_of, reverse=True), lambda row: row.get("beta"))
+    falling = sorted(single, key=lambda row: -row.value)  # of rows that say the same the lowest counts
+    every = [*clean, *worst, *single]
+    classifiers = []
+    for name, rows in grouped(every, who):
+        budgets = sorted({row["budget"] for row in rows if row.get("budget") is not None}) or [None]
+        largest = max((row for row in clean if who(row) == name), key=lambda row: row.n or 0, default=None)
+        classifiers.append((name, rows[0], Cell.share(largest) if largest else None, budgets))
+    return {
+        "classifiers": classifiers,
+        "boxes": [(beta, {row.n for row in rows}) for beta, rows in boxes],
+        "worst": {(who(row), row.get("budget"), row.get("beta")): Cell.share(row) for row in least_of(worst, "beta")},
+        "decided": {(who(row), row.get("budget")): row.decided for row in least_of(worst)},
+        "groups": [(group, [(effort, {row.n for row in rows}) for effort, rows in some]) for group, some in groups],
+        "cells": {(who(row), row.get("budget"), attack_words(row), effort_of(row)): Cell.share(row) for row in falling},
+        "mixed": len({row.n for row in (*worst, *single)}) > 1,
+        "has_paper": any(row.paper is not None for row in every),
+        "paper_n": sorted({share.n for row in every if (share := paper_share(row))}),
+        "has_k": any("k" in row for row in every),
+    }
+
+
+def _curves(worst: Rows, single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
+    """The worst case and each attack with most queries over the budget, then each attack over its queries."""
+    panels = [("Worst case over the budget", "all attacks and value sets", "budget", least_of(worst))]
+    for group, rows in grouped(single, attack_words):
+        most = max(rows, key=spent_on)
+        some = [row for row in rows if spent_on(row) == spent_on(most)]
+        panels.append(("One attack over the budget", f"{group}, {effort_of(most)}", "budget", some))
+    for (budget, group), rows in grouped(single, lambda row: (row.get("budget") or 0, attack_words(row))):
+        title = f"Over the queries, {number(budget)} {units[:-1] if budget == 1 else units} changed"
+        panels.append((title, group, "queries", rows))
+    for title, note, along, rows in panels:
+        rows = [row for row in rows if row.get(along)]
+        words = f"{units} changed" if along == "budget" else along
+        axis = Axis(words, "values") if along == "budget" else Axis("queries of the attack", "log values")
+        if len({row[along] for row in rows}) > 1:
+            rows = _ladder(rows) if along == "budget" else rows
+            yield Chart(title, note, axis, _SHARES, _lines(rows, along, styles, words))
+
+
+def _ladder(rows: Rows) -> Rows:
+    """Classifiers that were each attacked at their own k alone become one line, over k = budget."""
+    own = {name for name, some in grouped(rows, who) if {row.get("budget") for row in some} == {some[0].get("k")}}
+    if sum(who(row) in own for row in rows) < 3:
+        return rows
+    one = {"classifier": "F(k), k = budget"}
+    return [replace(row, identity={**row.identity, **one}) if who(row) in own else row for row in rows]
+
+
+def _lines(rows: Rows, along: str, styles: dict[str, int], words: str) -> list[Series]:
+    lines = []
+    for name in sorted({who(row) for row in rows}, key=lambda name: styles.get(name, len(styles))):
+        mine = sorted((row for row in rows if who(row) == name), key=lambda row: row[along])
+        theirs = [replace(row, value=row.paper, low=None, high=None) for row in mine if row.paper is not None]
+        points, paper = ([_share_point(row, along, words) for row in some] for some in (mine, theirs))
+        lines.append(Series(name, styles.get(name, len(styles)), points, paper))
+    return lines
+
+
+def _share_point(row: Measurement, along: str, words: str) -> ChartPoint:
+    """A share with its interval, over an entry of its identity."""
+    low, high = (None if end is None or not finite(end) else 100 * end for end in (row.low, row.high))
+    return ChartPoint(row[along], 100 * row.value, low, high, f"{number(row[along])} {words} {figure_words(row)}")
 
 
 def certified_section(certified: Rows, radii: Rows, worst: Rows, units: str) -> Section:
-    """The sandwich: certified <= true <= attacked.
-
-    certified: rows of certified accuracy.  radii: of the median radius.  worst: of the worst case of all attacks.
-    """
-    words = f"Certified: no attacker who changes this many {units} can change the answer. "
-    if any("forwards" not in row.beside for row in certified):
-        words += (
-            "Bounds prove it in one pass through the network, so the true robust accuracy lies between the certified "
-            "one and the one under attack. "
-        )
+    """The sandwich: certified <= true <= attacked."""
     votes = {who(row): number(row.beside["forwards"]) for row in certified if "forwards" in row.beside}
-    if votes:
-        each = enumeration([f"{name} with {forwards} forward passes a row" for name, forwards in votes.items()])
-        words += f"Votes certify {each}; where a confidence is given, each certificate holds with that probability. "
-    medians = [f"{who(row)} {_median(row, units)}" for row in radii if finite(row.value)]
-    if medians:
-        words += f"Median certified radius (a misclassified row counts as -1): {enumeration(medians)}."
+    medians = []
+    for row in (row for row in radii if finite(row.value)):
+        interval, terms = span(row, number), _terms(row, units)
+        value = f"{who(row)} {number(row.value)}{f' ({interval})' if interval else ''}"
+        medians.append(value if terms == "any value" else f"{value}, {terms}")
     lines = []
     for row in certified:
-        attacked = _attacked(row, worst)
-        share = None if attacked is None else attacked.certified
-        gap = NONE if attacked is None or share is None else percent(attacked.value - share)
-        stands = NONE if attacked is None else Cell.share(attacked)
+        attacked, gap = _attacked(row, worst), NONE
+        if attacked and attacked.certified is not None:
+            gap = percent(attacked.value - attacked.certified)
+        stands = Cell.share(attacked) if attacked else NONE
         lines.append((who(row), number(row.get("budget")), _terms(row, units), Cell.share(row), stands, gap))
     head = ("classifier", f"{units} changed", "values", "certified", "stands under attack", "neither proven nor broken")
     return Section(
         "Proven and broken",
-        words.rstrip(),
-        tuple(_sandwich(certified, worst, units)),
-        PageTable(head, tuple(lines)),
-        "Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
+        charts=list(_sandwich(certified, worst, units)),
+        table=PageTable(head, tuple(lines)),
+        caption="Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
+        certified={"bounds": {who(row) for row in certified} > {*votes}, "votes": votes, "medians": medians},
     )
-
-
-def other_units_section(rows: Rows, unit: str) -> Section:
-    """Figures that were counted in another unit than the rest."""
-    head = ("classifier", f"{unit}s changed", "attack", "robust accuracy", "n")
-    lines = []
-    for row in rows:
-        attack = f"worst case, {beta_words(row.get('beta'))}" if is_worst(row) else attack_words(row)
-        lines.append((who(row), number(row.get("budget")), attack, Cell.share(row), number(row.n)))
-    words = f"Here one change is one {unit}, with all its channels."
-    table = PageTable(head, tuple(lines))
-    return Section(f"Counted in {unit}s", words, table=table, caption=f"Robust accuracy by {unit}s changed")
 
 
 def _terms(row: Measurement, units: str) -> str:
     """What a certificate is about, beside its budget."""
-    pixels = row.get("unit") == "pixel" and units != "pixels"
-    method = None if row.get("method", "best") == "best" else f"by {row['method']}"
-    confidence = row.beside.get("confidence")
+    method, confidence = row.get("method", "best"), row.beside.get("confidence")
+    by = None if method == "best" else f"by {method}"
     sure = None if confidence is None else f"with {percent(confidence)} confidence"
-    words = [beta_words(row.get("beta")) or _ANY, "counted in pixels" if pixels else None, method, sure]
-    return ", ".join(filter(None, words))
-
-
-def _median(row: Measurement, units: str) -> str:
-    interval = f" ({number(row.low)}{NONE}{number(row.high)})" if finite(row.low) else ""
-    terms = _terms(row, units)
-    return f"{number(row.value)}{interval}{'' if terms == _ANY else f', {terms}'}"
+    pixels = "counted in pixels" if row.get("unit") == "pixel" and units != "pixels" else None
+    return ", ".join(filter(None, [beta_words(row) or "any value", pixels, by, sure]))
 
 
 def _attacked(row: Measurement, worst: Rows) -> Measurement | None:
@@ -107,10 +216,7 @@ def _attacked(row: Measurement, worst: Rows) -> Measurement | None:
 
 
 def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
-    """For each classifier and box what is proven and, above it, what stands.
-
-    Where fewer rows were attacked than certified, the chart is of those, as far as their proven share is known.
-    """
+    """For each classifier and box what is proven and what stands; of the attacked rows, where those are fewer."""
     for (name, terms), rows in grouped(certified, lambda row: (who(row), _terms(row, units))):
         rows = sorted(rows, key=lambda row: row["budget"])
         if len(rows) < 2:
@@ -120,32 +226,19 @@ def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
         if len(sizes) == 1 and sizes != {row.n for row in rows} and None not in {one.certified for one in attacked}:
             terms += f"; the {number(sizes.pop())} rows that were attacked"
             rows = [Measurement("certified_accuracy", one["certified"], identity=one.identity) for one in attacked]
-        both = [Series("certified", 0, [share_point(row, "budget", units) for row in rows])]
+        both = [Series("certified", 0, [_share_point(row, "budget", units) for row in rows])]
         if attacked:
-            both.append(Series("stands under attack", 1, [share_point(row, "budget", units) for row in attacked]))
+            both.append(Series("stands under attack", 1, [_share_point(row, "budget", units) for row in attacked]))
         axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
-        yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, tuple(both))
+        yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, both)
 
 
-def share_point(row: Measurement, along: str, words: str) -> ChartPoint:
-    """A share with its interval, over an entry of its identity."""
-    low, high = (None if end is None or not finite(end) else 100 * end for end in (row.low, row.high))
-    return ChartPoint(row[along], 100 * row.value, low, high, f"{number(row[along])} {words} {figure_words(row)}")
-
-
-def training_section(logs: dict[str, list[LogLine]], ends: Rows, styles: dict[str, int]) -> Section:
-    table = _pivot((who(row), _stage(row), _any(row)) for row in ends)
-    return Section("Training", "", tuple(_training(logs, styles)), table, "At the end of training", folded=False)
-
-
-def _training(logs: dict[str, list[LogLine]], styles: dict[str, int]) -> Iterator[Chart]:
+def _training(logs: dict[str, list[LogLine]], ends: Rows, styles: dict[str, int]) -> Section:
     refreshes = sorted({row["epoch"] for log in logs.values() for row in log if row.get("attack_seconds")})
-    for title, note, key in (
-        ("Loss", "training batches", "loss"),
-        ("Accuracy", "training batches", "train_accuracy"),
-        ("Accuracy", "validation split", "validation_accuracy"),
-    ):
-        scale, unit = (1, "") if key == "loss" else (100, " %")
+    charts = []
+    for key in ("loss", "train_accuracy", "validation_accuracy"):
+        title, scale, unit = ("Loss", 1, "") if key == "loss" else ("Accuracy", 100, " %")
+        note = "validation split" if key == "validation_accuracy" else "training batches"
         lines = []
         for name, log in logs.items():
             found = [(row["epoch"], scale * row[key]) for row in log if finite(row.get(key))]
@@ -154,48 +247,38 @@ def _training(logs: dict[str, list[LogLine]], styles: dict[str, int]) -> Iterato
         positive = all(point.y > 0 for line in lines for point in line.points)
         if lines:
             y = Axis(title.lower(), "log" if key == "loss" and positive else "linear", unit=unit)
-            yield Chart(title, note, Axis("epoch"), y, tuple(lines), refreshes)
+            charts.append(Chart(title, note, Axis("epoch"), y, lines, refreshes))
+    table = _pivot((who(row), row.what.replace("_", " "), _cell(row)) for row in ends)
+    return Section("Training", "", charts, table, "At the end of training", folded=False)
 
 
-def medians_section(rows: Rows, units: str, items: str) -> Section:
+def _medians(rows: Rows, units: str, items: str) -> Section:
     lines = []
     for row in rows:
         box = NONE if row.get("beta") is None else f"within ±{number(row['beta'])}"
-        lines.append((who(row), _repeated(row), box, Cell.plain(row), number(row.n)))
+        repeats = row.get("repeats")  # how often the attack ran on a row, of which the nearest point counts
+        runs = None if repeats is None else "one run" if repeats == 1 else f"the nearest of {number(repeats)} runs"
+        attack = ", ".join(filter(None, [str(row.get("attack", NONE)), runs]))
+        lines.append((who(row), attack, box, Cell.plain(row), number(row.n)))
     table = PageTable(("classifier", "attack", "values", "median distance", "n"), tuple(lines))
-    caption = (
-        f"Median number of {units} that the attack changed, over the test {items}, with 95 % interval; a stronger "
-        "attack may need fewer"
-    )
-    return Section("Median distance", table=table, caption=caption)
+    changed = f"Median number of {units} that the attack changed, over the test {items}, with 95 % interval"
+    return Section("Median distance", table=table, caption=f"{changed}; a stronger attack may need fewer")
 
 
-def _repeated(row: Measurement) -> str:
-    """The attack of a median, and how often it ran on a row, of which the nearest point counts."""
-    name, repeats = str(row.get("attack", NONE)), row.get("repeats")
-    if repeats is None:
-        return name
-    return f"{name}, one run" if repeats == 1 else f"{name}, the nearest of {number(repeats)} runs"
-
-
-def times_section(rows: Rows, evaluated: Rows) -> Section:
+def _times(rows: Rows, evaluated: Rows) -> Section:
     """Times that were measured as such, then what the evaluations took."""
-    took = [(who(row), _stage(row), _took(row.value, row.paper)) for row in rows]
+    took = []
+    for row in rows:
+        paper = None if row.paper is None else duration(row.paper)
+        stage = _STAGES.get(row.what, row.what.removesuffix("_seconds").replace("_", " "))
+        took.append((who(row), stage, Cell(duration(row.value), paper=paper)))
     timed = [row for row in evaluated if row.seconds is not None]
     for (name, attack), some in grouped(timed, lambda row: (who(row), attack_of(row))):
-        took.append((name, f"evaluation, {attack}", _took(sum(row.seconds or 0 for row in some))))
+        took.append((name, f"evaluation, {attack}", Cell(duration(sum(row.seconds or 0 for row in some)))))
     return Section("Times", table=_pivot(took), caption="Time of each stage")
 
 
-def _took(seconds: float, paper: float | None = None) -> Cell:
-    return Cell(duration(seconds), None, None if paper is None else duration(paper), None)
-
-
-def _stage(row: Measurement) -> str:
-    return _STAGES.get(row.what, row.what.removesuffix("_seconds").replace("_", " "))
-
-
-def _any(row: Measurement) -> Cell:
+def _cell(row: Measurement) -> Cell:
     return Cell.share(row) if row.what.endswith("accuracy") else Cell.plain(row)
 
 
@@ -209,12 +292,12 @@ def _pivot(figures: Iterable[tuple[str, str, Cell]]) -> PageTable | None:
     return PageTable(("classifier", *columns), content) if lines else None
 
 
-def listing(heading: str, caption: str, rows: Sequence[Measurement]) -> Section:
+def _listing(heading: str, caption: str, rows: Rows) -> Section | None:
     """Rows as they are: a column for each of their keys, the figure last."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.identity))
-    flags = ("flags",) if any(row.flags for row in rows) else ()
+    keys = list(dict.fromkeys(key for row in rows for key in (*row.identity, "n", "flags") if key in row))
     lines: list[tuple[str | Cell, ...]] = []
     for row in rows:
-        entries = [*(number(row.get(key)) for key in keys), *("; ".join(row.flags) for _ in flags)]
-        lines.append((row.what.replace("_", " "), *entries, _any(row)))
-    return Section(heading, table=PageTable(("what", *keys, *flags, "figure"), tuple(lines)), caption=caption)
+        entries = [number("; ".join(row.flags) or None if key == "flags" else row.get(key)) for key in keys]
+        lines.append((row.what.replace("_", " "), *entries, _cell(row)))
+    table = PageTable(("what", *keys, "figure"), tuple(lines))
+    return Section(heading, table=table, caption=caption) if rows else None

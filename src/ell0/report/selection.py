@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ..results import WORST_CASE, Measurement
-from .formatting import beta_words, number, percent, span, tenths
+from ..results import Measurement
+from .formatting import number
 
 Key = TypeVar("Key", bound=Hashable)
 Rows = list[Measurement]
@@ -15,8 +15,8 @@ Rows = list[Measurement]
 _SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "steps", "beta", "protocol", "unit")
 
 
-def is_worst(row: Measurement) -> bool:
-    return row.get("attack") == WORST_CASE
+def beta_words(row: Measurement) -> str | None:
+    return None if row.get("beta") is None else f"values within ±{number(row['beta'])}"
 
 
 def who(row: Measurement) -> str:
@@ -25,11 +25,6 @@ def who(row: Measurement) -> str:
 
 def attack_of(row: Measurement) -> str:
     return str(row.get("attack", "one attack"))
-
-
-def figure_words(row: Measurement) -> str:
-    interval = span(row, tenths)
-    return percent(row.value) + (f" ({interval})" if interval else "")
 
 
 def effort_of(row: Measurement) -> str:
@@ -48,9 +43,8 @@ def box_of(row: Measurement) -> float:
 def attack_words(row: Measurement) -> str:
     """An attack with its parameters, except queries and steps."""
     more = [f"{key} = {number(value)}" for key, value in row.identity.items() if key not in _SETTING]
-    unit = "unit pixel" if row.get("unit") == "pixel" else None
     protocol = "paper protocol" if row.get("protocol") == "paper" else row.get("protocol")
-    return ", ".join(filter(None, [attack_of(row), *more, unit, beta_words(row.get("beta")), protocol]))
+    return ", ".join(filter(None, [attack_of(row), *more, beta_words(row), protocol]))
 
 
 def grouped(rows: Iterable[Measurement], key: Callable[[Measurement], Key]) -> list[tuple[Key, Rows]]:
@@ -69,10 +63,6 @@ def least_of(rows: Iterable[Measurement], *keys: str) -> Rows:
     least = []
     for _, some in grouped(rows, lambda row: tuple(row.get(key) for key in ("classifier", "budget", *keys))):
         widest = sorted(some, key=box_of, reverse=True)
-        least.append(with_entries(min(widest, key=lambda row: row.value), beta=widest[0].get("beta")))
+        lowest = min(widest, key=lambda row: row.value)
+        least.append(replace(lowest, identity={**lowest.identity, "beta": widest[0].get("beta")}))
     return least
-
-
-def with_entries(row: Measurement, **entries: Any) -> Measurement:
-    """The measurement with these entries of its identity instead."""
-    return replace(row, identity={**row.identity, **entries})

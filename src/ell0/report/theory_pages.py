@@ -9,11 +9,10 @@ from markupsafe import Markup
 
 from ..results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Measurement, Results
 from .charts import Axis, Chart, ChartPoint, Series
-from .formatting import Cell, number, percent
-from .sections import PageTable, Section
-from .selection import figure_words, grouped
+from .formatting import Cell, figure_words, number, percent
+from .sections import PageTable, Section, View
+from .selection import grouped
 from .verdicts import Verdict
-from .views import View
 
 _ERRORS = Axis("robust error", ends=(0.0, 100.0), unit=" %")
 _LOWER, _BAYES = "lower bound of any classifier", "Bayes, no attack"

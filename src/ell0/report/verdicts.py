@@ -7,21 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ..results import Measurement
-from .formatting import GAP, beta_words, ends, enumeration, number, paper_share, percent, span, tenths
-from .selection import (
-    Rows,
-    attack_of,
-    attack_words,
-    box_of,
-    effort_of,
-    figure_words,
-    grouped,
-    is_worst,
-    least_of,
-    spent_on,
-    who,
-)  # fmt: skip
+from ..results import WORST_CASE, Measurement
+from .formatting import GAP, ends, figure_words, number, paper_share, percent, span, tenths
+from .selection import Rows, attack_of, attack_words, beta_words, box_of, effort_of, grouped, least_of, spent_on, who
 
 
 @dataclass(frozen=True)
@@ -30,7 +18,7 @@ class Verdict:
 
     kind: str
     headline: Markup
-    notes: tuple[Markup, ...]
+    notes: tuple[str, ...] = ()
     classifier: str | None = None
 
     def __str__(self) -> str:
@@ -47,32 +35,32 @@ class Flag:
 
 
 def verdict_of(clean: Rows, certified: Rows, worst: Rows, single: Rows, units: str, items: str) -> Verdict:
+    keeps, rows = "keeps", worst or single or certified
     if worst:
-        chosen = _at_one_budget(least_of(_fairly(worst)))
-        note = Markup("Every attack and value set counts: a test {} is lost as soon as one of them breaks it. {}")
-        notes = (note.format(items[:-1], _choice(chosen, worst, units)), *_by_protocol(single, chosen[0]))
-        return Verdict("Worst case", _headline(chosen, units, items), notes, who(chosen[0]))
-    if single:
-        chosen = _at_one_budget(least_of(_fairly(single)))
-        found = min(_alike(single, chosen[0]), key=lambda row: row.value)
-        several = len({attack_of(row) for row in single}) > 1
-        note = Markup("This is {} alone ({}){}, so an upper bound: the worst case of all attacks was not measured. {}")
-        which = ", the strongest of several" if several else ""
-        words = note.format(attack_of(found), _setting(found), which, _choice(chosen, single, units))
+        kind, chosen = "Worst case", _at_one_budget(least_of(_fairly(worst)))
+        note = f"Every attack and value set counts: a test {items[:-1]} is lost as soon as one of them breaks it."
+    elif single:
+        chosen, several = _at_one_budget(least_of(_fairly(single))), len({attack_of(row) for row in single}) > 1
         kind = f"{'Single attacks' if several else 'One attack'}, no worst case"
-        return Verdict(kind, _headline(chosen, units, items), (words,), who(chosen[0]))
-    if certified:
-        chosen = _at_one_budget(certified)
-        note = Markup("This is proven, so a lower bound; no attack was run. {}")
-        headline = _headline(chosen[:1], units, items, "is proven to keep")
-        return Verdict("Proven", headline, (note.format(_choice(chosen, certified, units)),), who(chosen[0]))
-    if clean:
+        found = min(_alike(single, chosen[0]), key=lambda row: row.value)
+        alone = f"{attack_of(found)} alone ({_setting(found)}){', the strongest of several' if several else ''}"
+        note = f"This is {alone}, so an upper bound: the worst case of all attacks was not measured."
+    elif certified:
+        kind, keeps, chosen = "Proven", "is proven to keep", _at_one_budget(certified)[:1]
+        note = "This is proven, so a lower bound; no attack was run."
+    elif clean:
         best = max(clean, key=lambda row: row.value)
-        headline = Markup("{} gets <strong>{}</strong> of {} test {} right; no attack was run.").format(
-            who(best), figure_words(best), number(best.n), items
-        )
-        return Verdict("Clean accuracy", headline, (), who(best))
-    return Verdict("Figures", Markup("These results contain no accuracy; see the figures below."), ())
+        words = Markup("{} gets <strong>{}</strong> of {} test {} right; no attack was run.")
+        headline = words.format(who(best), figure_words(best), number(best.n), items)
+        return Verdict("Clean accuracy", headline, classifier=who(best))
+    else:
+        return Verdict("Figures", Markup("These results contain no accuracy; see the figures below."))
+    if len({row.get("budget") for row in rows}) > 1:
+        smallest = "smallest budget: no classifier keeps half at any"
+        largest = f"largest number of {units} at which a classifier keeps half"
+        note += f" The verdict takes the {smallest if chosen[0].value < 0.5 else largest}."
+    notes = (note, *_by_protocol(single, chosen[0])) if worst else (note,)
+    return Verdict(kind, _headline(chosen, units, items, keeps), notes, who(chosen[0]))
 
 
 def _alike(rows: Rows, other: Measurement) -> Rows:
@@ -92,11 +80,7 @@ def _fairly(rows: Rows) -> Rows:
 
 
 def _at_one_budget(rows: Rows) -> Rows:
-    """The rows a verdict speaks of, best first.
-
-    Of the budgets that most classifiers share it takes the largest at which one of them keeps half of the rows, else
-    the smallest.
-    """
+    """Rows at one budget, best first: the largest that most classifiers share where one keeps half, else the least."""
     budgets = dict(grouped(rows, lambda row: row.get("budget") or 0))
     most = max(map(len, budgets.values()))
     shared = sorted(budget for budget, group in budgets.items() if len(group) == most)
@@ -104,7 +88,7 @@ def _at_one_budget(rows: Rows) -> Rows:
     return sorted(budgets[held[-1] if held else shared[0]], key=lambda row: -row.value)
 
 
-def _headline(chosen: Rows, units: str, items: str, keeps: str = "keeps") -> Markup:
+def _headline(chosen: Rows, units: str, items: str, keeps: str) -> Markup:
     best, *others = chosen
     if len(others) > 2:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
@@ -120,29 +104,19 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str = "keeps") -> Mar
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
 
 
-def _choice(chosen: Rows, rows: Rows, units: str) -> str:
-    """Why the verdict speaks of this budget, where there were several."""
-    if len({row.get("budget") for row in rows}) == 1:
-        return ""
-    if chosen[0].value < 0.5:
-        return "The verdict takes the smallest budget: no classifier keeps half at any."
-    return f"The verdict takes the largest number of {units} at which a classifier keeps half."
-
-
-def _by_protocol(single: Rows, best: Measurement) -> Iterator[Markup]:
+def _by_protocol(single: Rows, best: Measurement) -> Iterator[str]:
     """The figure of the paper's protocol for the classifier and budget of the verdict, with most queries."""
     rows = [row for row in _alike(single, best) if row.get("protocol") == "paper"]
     if rows:
         row = max(rows, key=lambda row: (box_of(row), spent_on(row), -row.value))
-        share = paper_share(row)
+        share, how = paper_share(row), f"{attack_of(row)}, {_setting(row)}, n = {number(row.n)}"
         interval = f" ({span(share, tenths)} if it took n = {number(share.n)})" if share else ""
         paper = "" if row.paper is None else f"; the paper reports {percent(row.paper)}{interval}"
-        words = "By the paper protocol ({}, {}, n = {}) the same classifier keeps {}{}."
-        yield Markup(words).format(attack_of(row), _setting(row), number(row.n), figure_words(row), paper)
+        yield f"By the paper protocol ({how}) the same classifier keeps {figure_words(row)}{paper}."
 
 
 def _setting(row: Measurement) -> str:
-    return ", ".join(filter(None, [effort_of(row), beta_words(row.get("beta"))]))
+    return ", ".join(filter(None, [effort_of(row), beta_words(row)]))
 
 
 def flags_of(rows: Rows, worst: Rows, single: Rows, first: str | None) -> list[Flag]:
@@ -156,8 +130,10 @@ def flags_of(rows: Rows, worst: Rows, single: Rows, first: str | None) -> list[F
         places = []
         for name, some in grouped(carriers, who):
             budgets = {row.get("budget") or 0 for row in some}
-            every = budgets == {row.get("budget") or 0 for row in rows if is_worst(row) and who(row) == name}
-            places.append(name if every else f"{name}, budget {enumeration([number(b) for b in sorted(budgets)])}")
+            every = budgets == {
+                row.get("budget") or 0 for row in rows if attack_of(row) == WORST_CASE and who(row) == name
+            }
+            places.append(name if every else f"{name}, budget {', '.join(number(b) for b in sorted(budgets))}")
         flags.append(Flag(words, "; ".join(places), first in {who(row) for row in carriers}))
     return sorted(flags, key=lambda flag: not flag.first)
 
