@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import sparse
-from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
 from ell0.theory import NotAttainableError, TruncatedLinearClassifier
-from ell0.theory.solver import Dual, capped, evaluate, mixed
+from ell0.theory.solver import evaluate
 
 Floats = npt.NDArray[np.float64]
 
@@ -110,16 +109,9 @@ def test_csr_rows_equal_dense_rows() -> None:
 def test_rows_of_a_class_that_is_not_attacked_stay_as_they_are(classes: int) -> None:
     rng = np.random.default_rng(4)
     weight = rng.normal(size=(classes if classes > 2 else 1, 30))
-    intercept = rng.normal(size=len(weight))
     x, y = table(40, 30, seed=2, classes=classes)
-    free, bound = (
-        classifier(weight, intercept, k=0, budget=4, features="add", attacked=attacked) for attacked in (None, [1])
-    )
-    ours = y == 1
-    lowest = bound.worst_case_margin(x, y)
-    np.testing.assert_array_equal(lowest[ours], free.worst_case_margin(x, y)[ours])
-    np.testing.assert_array_equal(lowest[~ours], free.worst_case_margin(x, y, 0)[~ours])
-    assert (lowest < free.worst_case_margin(x, y, 0))[ours].all()
+    model = classifier(weight, rng.normal(size=len(weight)), k=0, budget=4, features="add", attacked=[1])
+    assert ((model.worst_case_margin(x, y) < model.worst_case_margin(x, y, 0)) == (y == 1)).all()
 
 
 def test_radius_of_sums_that_nothing_breaks_and_of_zero_sums() -> None:
@@ -163,14 +155,12 @@ def test_convex_problem_is_solved_to_the_gap(kind: str, classes: int) -> None:
     least = model.objective_ * (1 - model.gap_)
     assert least <= at <= model.objective_ + 1e-12
     # no point is below the lower bound, and the optimum is a minimum on every line through it
-    rng = np.random.default_rng(0)
-    best = model.coef_
-    for size in (1e-3, 1e-2, 0.1, 1.0):
-        for _ in range(10):
-            model.coef_ = best + size * rng.normal(size=best.shape) / np.sqrt(best.size)
-            assert objective(model, x, y) >= least
-    for scale in (0.9, 0.97, 1.03, 1.1):
-        model.coef_ = best * scale
+    rng, best = np.random.default_rng(0), model.coef_
+    near = [
+        size * rng.normal(size=best.shape) / np.sqrt(best.size) for size in (1e-3, 1e-2, 0.1, 1.0) for _ in range(10)
+    ]
+    for step in (*near, -0.1 * best, -0.03 * best, 0.03 * best, 0.1 * best):
+        model.coef_ = best + step
         assert objective(model, x, y) >= least
 
 
@@ -195,29 +185,6 @@ def test_smoothed_objective(kind: str, classes: int) -> None:
         step = rng.normal(size=params.shape) * 1e-6
         rise = evaluate(problem, params + step, 0.3).value - evaluate(problem, params - step, 0.3).value
         assert rise / 2 == pytest.approx(float((point.gradient * step).sum()), rel=1e-4, abs=1e-12)
-
-
-def test_mixture_of_dual_points_is_a_better_one() -> None:
-    # two gradients that cancel: F >= 0.5 - 0 is known from neither alone
-    points = [Dual(0.6, np.array([[0.1, 0.0]])), Dual(0.4, np.array([[-0.1, 0.0]])), Dual(0.0, np.zeros((1, 2)))]
-    mixture = mixed(points, alpha=1e-3)
-    assert max(point.value(1e-3) for point in points) == 0.0
-    shares = np.linspace(0, 1, 1001)
-    grid = 0.6 * shares + 0.4 * (1 - shares) - (0.2 * shares - 0.1) ** 2 / 2e-3
-    assert mixture.value(1e-3) == pytest.approx(grid.max(), abs=1e-4)
-
-
-@pytest.mark.parametrize("mu", [1.0, 0.1, 1e-4])
-def test_capped_is_the_projection(mu: float) -> None:
-    rng = np.random.default_rng(2)
-    v = rng.normal(size=(200, 9)) * (rng.random((200, 9)) < 0.5)
-    p = capped(v, 4, mu)
-    np.testing.assert_allclose(p.sum(1), 4, atol=1e-9)
-    assert ((p >= 0) & (p <= 1)).all()
-    # optimal: moving a little from a term with room below to one with room above never gains
-    slope = v - mu * p
-    gain = np.where(p < 1 - 1e-9, slope, -np.inf).max(1) - np.where(p > 1e-9, slope, np.inf).min(1)
-    assert (gain <= 1e-7).all()
 
 
 def test_linearised_problem_is_above_the_true_one_and_equal_where_it_is_made() -> None:
@@ -268,17 +235,6 @@ def test_fit_is_repeatable(settings: dict[str, Any]) -> None:
     x, y = table(100, 40, seed=8)
     one, again = (TruncatedLinearClassifier(**settings).fit(x, y) for _ in range(2))
     np.testing.assert_array_equal(one.coef_, again.coef_)
-
-
-def test_digits_ten_classes() -> None:
-    x, y = load_digits(return_X_y=True)
-    model = TruncatedLinearClassifier(k=2, alpha=1e-2, tol=1e-2).fit(x[:600] / 16, y[:600])
-    assert model.gap_ <= 1e-2
-    test = x[600:900] / 16
-    assert model.score(test, y[600:900]) > 0.6
-    survives = model.worst_case_margin(test, model.predict(test), 2) > 0
-    assert survives.any()
-    np.testing.assert_array_equal(model.certified_radius(test) >= 2, survives)
 
 
 def test_scikit_learn_contract() -> None:

@@ -40,9 +40,6 @@ def agrees(estimate: Figure, margins: Floats) -> bool:
     return bool(abs(estimate - wrong.mean()) <= 4 * math.hypot(*errors))
 
 
-# The mixture
-
-
 def sample(mixture: Mixture, n: int, seed: int = 0) -> tuple[Floats, Floats]:
     """Rows x ``(n, d)`` and their classes y ``(n,)``."""
     rng = generator(seed)
@@ -50,22 +47,13 @@ def sample(mixture: Mixture, n: int, seed: int = 0) -> tuple[Floats, Floats]:
     return y[:, None] * mixture.mu + rng.standard_normal((n, mixture.d)), y
 
 
-def test_bayes_error() -> None:
+def test_bayes_error_and_a_copy_of_mu() -> None:
     x, y = sample(UNEVEN, 40_000)
     assert is_rate(y * (x @ UNEVEN.mu) <= 0, UNEVEN.bayes_error)
-    assert math.isclose(Mixture.power_law(50, 0.7).bayes_error, phibar(1.0))
-
-
-def test_a_mixture_does_not_change() -> None:
-    mu = np.array([1.0, 2.0])
+    mu = Mixture.power_law(50, 0.7).mu.copy()
     mixture = Mixture(mu)
     mu[0] = 5.0
-    assert mixture.mu[0] == 1.0
-    with pytest.raises(ValueError, match="read-only"):
-        mixture.mu[0] = 3.0
-
-
-# The attacker Adv(A)
+    assert math.isclose(mixture.bayes_error, phibar(1.0))
 
 
 def erase(mixture: Mixture, x: Floats, y: Floats, *, printed: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
@@ -83,12 +71,7 @@ def test_erasing_is_as_likely_as_said_and_not_as_printed(signal: float) -> None:
     x, y = sample(mixture, 100_000)
     assert is_rate(erase(mixture, x, y)[1], chance)
     assert not is_rate(erase(mixture, x, y, printed=True)[1], chance)
-    # Differs from the printed middle step 1 - Phibar, and from the integral printed without its density factor.
     assert abs(chance - (1 - 2 * phibar(signal))) < 1e-12
-    t = np.linspace(0, 10, 200_001)
-    integral = float(np.trapezoid((1 - np.exp(-2 * t * signal)) * np.exp(-((t - signal) ** 2) / 2), t))
-    assert abs(integral / math.sqrt(2 * math.pi) - chance) < 1e-6
-    assert abs(integral - chance) > 0.01
 
 
 def test_what_is_left_says_nothing_about_the_class_but_does_as_printed() -> None:
@@ -103,9 +86,6 @@ def test_what_is_left_says_nothing_about_the_class_but_does_as_printed() -> None
 
     assert distance(erase(mixture, x, y)[0]) < 0.01
     assert distance(erase(mixture, x, y, printed=True)[0]) > 0.1
-
-
-# Lower bounds
 
 
 def exceeding_by_enumeration(chances: list[float], budget: int) -> float:
@@ -183,12 +163,8 @@ def test_theorem_1_over_prefixes_with_floored_budgets() -> None:
         return [max([mixture.bayes_error, *values[counted <= budget]]) for budget in budgets]
 
     np.testing.assert_allclose(found, best(np.floor(needed)), rtol=1e-12)
-    assert (found >= best(needed)).all()
     assert (found > best(needed)).any()
     assert (found <= finite_lower_bound(mixture, budgets)).all()
-
-
-# The upper bound
 
 
 def truncated(v: Floats, k: int) -> Floats:
@@ -228,10 +204,7 @@ def test_the_upper_bound() -> None:
     mixture = Mixture(generator(6).uniform(0.075, 0.225, 800))
     exact = robust_errors(mixture, [1, 2], ks=[1, 2], rows=200, rng=generator())
     for k in (1, 2):
-        assert exact.truncated(k, k).high < upper_bound(mixture, k) < 1.0
-
-
-# Where the theorem applies
+        assert exact.truncated[k, k].high < upper_bound(mixture, k) < 1.0
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.25, 0.5, 0.8, 1.0, 1.6])
@@ -267,8 +240,7 @@ def test_theorem_2_at_huge_d(d: int, decay: float) -> None:
 
 def test_theorem_2_is_empty_up_to_where_it_starts() -> None:
     for d, applies in ((784, False), (6_700_000_000, False), (6_900_000_000, True)):
-        low, high = bounds.theorem_range(d)
-        assert (low < high) == applies
+        assert (bounds.theorem_range(d)[0] < 0.5) == applies
     assert round(bounds.c1(10**10), 3) == 0.338
 
 
@@ -281,12 +253,9 @@ def test_k_trunc_is_tolerated_by_the_candidate_of_the_proof() -> None:
     tail = math.sqrt(1 - (PowerLaw(d).prefix(bounds.c_of_eps(eps - math.sqrt(2 / log_d)))[0] - 1) / d)
     error = 1 / reach + phibar(tail - 2 * k * (1 + reach) / math.sqrt(d) / tail)
     assert error <= eps
-
-
-def test_small_bounds_are_floored() -> None:
-    law, eps = PowerLaw(10**8), 0.4999
-    assert math.isclose(math.exp(bounds.log_k_trunc_bound(law, eps)), 11)
-    assert bounds.log_k_trunc_bound(PowerLaw(10**8, 2.0), eps) == -math.inf
+    # Small bounds are floored.
+    assert math.isclose(math.exp(bounds.log_k_trunc_bound(PowerLaw(10**8), 0.4999)), 11)
+    assert bounds.log_k_trunc_bound(PowerLaw(10**8, 2.0), 0.4999) == -math.inf
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.4])
@@ -297,61 +266,46 @@ def test_no_classifier_tolerates_more_than_k_opt(decay: float) -> None:
     assert at_k >= eps > below
 
 
-# The exact robust error
-
-
-def test_truncated_errors_are_those_of_the_best_attack() -> None:
-    table = robust_errors(UNEVEN, [0, 1, 2], ks=[0, 1, 2], rows=20_000, rng=generator())
-    x, y = sample(UNEVEN, 20_000, seed=1)
-    for k in range(3):
-        for budget in range(k + 1):
-            margins = y * truncated(changes(x, budget, (-1e6, 1e6)) * UNEVEN.mu, k)
-            assert agrees(table.truncated(k, budget), margins)
-        for budget in range(k + 1, 3):
-            assert table.truncated(k, budget) == table.truncated(k, budget).low == 1.0
-
-
-def test_clipped_errors_are_those_of_the_best_attack() -> None:
+def test_errors_are_those_of_the_best_attack() -> None:
     clips = [0.1, 0.6, 2.0]
-    table = robust_errors(UNEVEN, [0, 1, 2], clips=clips, rows=1_500, rng=generator())
+    table = robust_errors(UNEVEN, [0, 1, 2], ks=[0, 1, 2], clips=clips, rows=1_500, rng=generator())
     x, y = sample(UNEVEN, 20_000, seed=1)
-    for clip in clips:
-        for budget in range(3):
-            margins = y * np.clip(changes(x, budget, (-1e6, 1e6)) * UNEVEN.mu, -clip, clip).sum(-1)
-            assert agrees(table.clipped(clip, budget), margins)
+    for budget in range(3):
+        terms = changes(x, budget, (-1e6, 1e6)) * UNEVEN.mu
+        for k in range(budget, 3):
+            assert agrees(table.truncated[k, budget], y * truncated(terms, k))
+        for k in range(budget):
+            assert table.truncated[k, budget] == table.truncated[k, budget].low == 1.0
+        for clip in clips:
+            assert agrees(table.clipped[clip, budget], y * np.clip(terms, -clip, clip).sum(-1))
 
 
 def test_one_sort_serves_both_kinds_of_classifier() -> None:
     mixture, budgets, ks, clips = Mixture.power_law(60, 0.5), [0, 1, 4], [4, 9, 20], [0.01, 0.1]
     both = robust_errors(mixture, budgets, ks=ks, clips=clips, rows=300, rng=generator(3))
-    truncated_alone = robust_errors(mixture, budgets, ks=ks, rows=300, rng=generator(3))
-    clipped_alone = robust_errors(mixture, budgets, clips=clips, rows=300, rng=generator(3))
-    for name in ("value", "low", "high"):
-        apart = np.concatenate([getattr(one, name) for one in (truncated_alone, clipped_alone)])
-        np.testing.assert_array_equal(getattr(both, name), apart)
-    assert both.best_k(1) == truncated_alone.best_k(1) == ks[int(truncated_alone.value[:, 1].argmin())]
-    assert both.best_clip(1) == clipped_alone.best_clip(1) == clips[int(clipped_alone.value[:, 1].argmin())]
+    assert both.truncated == robust_errors(mixture, budgets, ks=ks, rows=300, rng=generator(3)).truncated
+    assert both.clipped == robust_errors(mixture, budgets, clips=clips, rows=300, rng=generator(3)).clipped
 
 
 def test_without_truncation_or_attack_the_error_is_that_of_bayes() -> None:
     uniform = Mixture.power_law(300)
     # Of uniform weights nothing random is left.
     plain = robust_errors(uniform, [0], ks=[0], clips=[100.0], rows=5, rng=generator())
-    assert math.isclose(plain.truncated(0, 0), uniform.bayes_error, rel_tol=1e-9)
-    assert math.isclose(plain.clipped(100.0, 0), uniform.bayes_error, rel_tol=1e-7)
-    steep = robust_errors(Mixture.power_law(300, 0.5), [0], ks=[0], rows=4_000, rng=generator()).truncated(0, 0)
+    assert math.isclose(plain.truncated[0, 0], uniform.bayes_error, rel_tol=1e-9)
+    assert math.isclose(plain.clipped[100.0, 0], uniform.bayes_error, rel_tol=1e-7)
+    steep = robust_errors(Mixture.power_law(300, 0.5), [0], ks=[0], rows=4_000, rng=generator()).truncated[0, 0]
     assert abs(steep - uniform.bayes_error) <= steep.high - steep.low  # 4 standard errors
 
 
 def test_intervals_hold_the_error_as_often_as_they_say() -> None:
     mixture = Mixture.power_law(30, 0.8)
     for k, budget in ((0, 0), (3, 1), (10, 2)):
-        truth: float = robust_errors(mixture, [budget], ks=[k], rows=40_000, rng=generator(9)).truncated(k, budget)
+        truth: float = robust_errors(mixture, [budget], ks=[k], rows=40_000, rng=generator(9)).truncated[k, budget]
         if k == 0:
             # Here the truth is known without the estimator, which could be wrong in all runs alike.
             truth = mixture.bayes_error
         rng = generator(2)
-        runs = [robust_errors(mixture, [budget], ks=[k], rows=40, rng=rng).truncated(k, budget) for _ in range(300)]
+        runs = [robust_errors(mixture, [budget], ks=[k], rows=40, rng=rng).truncated[k, budget] for _ in range(300)]
         held = sum(run.low <= truth <= run.high for run in runs)
         assert 0.91 * 300 <= held <= 0.99 * 300
 
@@ -360,13 +314,6 @@ def test_rows_that_are_all_alike_still_leave_doubt() -> None:
     low, high = robust_error._interval(np.array([0.0, 1.0, 0.5]), np.zeros(3), 40)
     assert (high[0], low[1]) == (pytest.approx(0.0927, abs=1e-3), pytest.approx(1 - 0.0927, abs=1e-3))
     assert high[2] - low[2] > 0.2
-
-
-def test_a_million_dimensions_need_few_rows() -> None:
-    mixture = Mixture.power_law(10**6)
-    error = robust_errors(mixture, [100], ks=[20_000], rows=24, rng=generator()).truncated(20_000, 100)
-    assert error.high - error.low < 0.06
-    assert finite_lower_bound(mixture, [100])[0] < error.low
 
 
 class BackToFront(ThreadPoolExecutor):
@@ -378,33 +325,26 @@ class BackToFront(ThreadPoolExecutor):
 
 
 def test_rows_do_not_depend_on_the_order_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def value() -> Floats:
-        return robust_errors(Mixture.power_law(50, 0.4), [0, 2], ks=[2, 9], rows=100, rng=generator()).value
+    def errors() -> object:
+        return robust_errors(Mixture.power_law(50, 0.4), [0, 2], ks=[2, 9], rows=100, rng=generator())
 
     monkeypatch.setattr(robust_error, "_CHUNK", 700)
-    many = value()
+    many = errors()
     monkeypatch.setattr(robust_error, "ThreadPoolExecutor", BackToFront)
-    assert (many == value()).all()
+    assert many == errors()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: robust_errors(UNEVEN, [1], ks=[3], rng=generator()),
-            r"k must satisfy 0 <= 2\*k < d, got k=3 with d=5",
-        ),
+        (lambda: robust_errors(UNEVEN, [1], ks=[3], rng=generator()), r"k must satisfy .* got k=3 with d=5"),
         (lambda: robust_errors(UNEVEN, [-1], ks=[1], rng=generator()), "budgets must be an int >= 0, got -1"),
-        (lambda: robust_errors(UNEVEN, [1], rng=generator()), "ks or clips must be given, got neither"),
         (lambda: robust_errors(UNEVEN, [1], ks=[1], rows=1, rng=generator()), "rows must be an int >= 2, got 1"),
         (lambda: robust_errors(UNEVEN, [3], clips=[1.0], rng=generator()), "budgets must stay below d / 2 with clips"),
         (lambda: robust_errors(UNEVEN, [1], clips=[0.0], rng=generator()), "clips must be positive numbers"),
         (lambda: Mixture(np.array([1.0, 0.0])), "mu must be a vector of finite numbers without zeros, got"),
-        (lambda: Mixture(np.array([1.0, math.nan])), "mu must be a vector of finite numbers"),
-        (lambda: finite_lower_bound(UNEVEN, [1, -2]), "budgets must be an int >= 0, got -2"),
         (lambda: bounds.c_of_eps(0.15), r"eps must lie between Phibar\(1\) = 0.1587 and 1/2, got 0.15"),
         (lambda: PowerLaw(10.0), r"d must be an int >= 2, got 10\.0"),  # type: ignore[arg-type]
-        (lambda: PowerLaw(10**301), r"d must be at most 10\*\*300, got a number of 302 digits"),
         (lambda: PowerLaw(10, math.nan), "decay must be a number >= 0, got nan"),
     ],
 )

@@ -70,12 +70,12 @@ def malware_view(results: Results) -> View:
         (f"{row['split']} rows", number(row.value), f"{number(row['malware'])} of them malware")
         for row in results.select(what="rows")
     ]
-    for what, words in (
-        ("features", "0 or 1 each"),
-        ("repeated rows", "left out, so that no row is in two splits"),
-        ("conflicting rows", "left out: labelled both malware and harmless"),
-    ):
-        data += [(what, number(row.value), words) for row in results.select(what=what)]
+    about = {
+        "features": "0 or 1 each",
+        "repeated rows": "left out, so that no row is in two splits",
+        "conflicting rows": "left out: labelled both malware and harmless",
+    }
+    data += [(what, number(results.find(what=what).value), words) for what, words in about.items()]
     parts = (
         Section(
             "Evasion",
@@ -128,8 +128,8 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> S
             Series(_LOWER, _STYLES[_LOWER], [_point(row, row["budget"], "changed") for row in bounds]),
             Series(_BAYES, _STYLES[_BAYES], ends),
         ]
-        title, note = f"d = {number(d)}", f"n = {some[0].n:,} draws"
-        charts.append(Chart(title, note, Axis("inputs changed, m", "log"), _ERRORS, series))
+        axis = Axis("inputs changed, m", "log")
+        charts.append(Chart(f"d = {number(d)}", f"n = {some[0].n:,} draws", axis, _ERRORS, series))
         for bound, (budget, (equal, chosen, clipped)) in zip(bounds, grouped(some, lambda r: r["budget"]), strict=True):
             shares = Cell.share(equal), Cell.share(chosen), number(chosen["k"]), Cell.share(clipped), Cell.share(bound)
             lines.append((number(d), number(budget), *shares))
@@ -183,7 +183,6 @@ def _signal(decay: float) -> str:
 
 
 def _series(rows: Iterable[Measurement], line: str, x: str, words: str, styles: dict[str, int]) -> list[Series]:
-    """A line for each value of one entry, over another."""
     return [
         Series(name if styles else f"m = {name}", styles.get(name, i), [_point(row, row[x], words) for row in some])
         for i, (name, some) in enumerate(grouped(rows, lambda row: row[line]))

@@ -55,8 +55,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         k: terms removed on each side, ``0 <= 2k < d``.
         budget: features that the attacker may change; None: k. At most k, unless ``features="add"``.
         alpha: weight of the penalty.
-        features: ``"any"``: a changed feature takes any value. ``"add"``: X is in {0, 1}, only 0 becomes 1, and k is 0:
-            a linear classifier trained exactly against added features.
+        features: ``"any"``: a changed feature takes any value. ``"add"``: X is in {0, 1}, only 0 becomes 1, and k is 0.
         attacked: labels of the classes whose rows the attacker changes, such as malware; None: all. Only with
             ``"add"``: the margin of a row that stays as it is would not be concave in the weights of the others.
         max_iter: iterations of the solver; if they do not suffice, `fit` warns, and ``gap_`` says how far it is.
@@ -94,13 +93,9 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         tags.input_tags.sparse = self.features == "add"
         return tags
 
-    classes_: NDArray[Any]
-    coef_: Floats
-    intercept_: Floats
-
     def fit(self, X: Any, y: Any) -> Self:
         """X: ``(n, d)``, with ``"add"`` also sparse.  y: ``(n,)``, two classes or more."""
-        X, y = validate_data(self, X, y, **self._accepted())
+        X, y = validate_data(self, X, y, accept_sparse=self.features == "add", dtype=np.float64)
         check_classification_targets(y)
         self.classes_, label = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -147,15 +142,13 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         """The lowest margin of the true class that ``budget`` changes can reach, exactly: ``(n,)``.
 
         The margin is y f(x), or with more classes the closest duel of the true one; at 0 and below the row is lost.
-        Rows of a class that is not attacked stay as they are. budget: None: the one trained for; any value, more than
-        k: -inf.
+        Rows of a class that is not attacked stay as they are. budget: None: the one trained for.
         """
         x, y = self._fitted_rows(X), np.asarray(y)
         if y.shape != x.shape[:1] or not np.isin(y, self.classes_).all():
             raise ValueError(f"y must be ({x.shape[0]},) of the classes {self.classes_.tolist()}, got shape {y.shape}")
-        label = np.searchsorted(self.classes_, y)
         budget = self.budget_ if budget is None else check_count("budget", budget, 0)
-        return np.asarray(self._duels(x, label, budget).min(1))
+        return np.asarray(self._duels(x, np.searchsorted(self.classes_, y), budget).min(1))
 
     def certified_radius(self, X: Any) -> Ints:
         """The largest m such that no change of at most m features alters the answer for a row: ``(n,)``. Deterministic.
@@ -190,17 +183,13 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         self.attacked_ = np.isin(self.classes_, attacked)
         self.budget_ = self.k if self.budget is None else check_count("budget", self.budget, 0)
         if self.features == "any" and self.budget_ > self.k:
-            raise ValueError(
-                f"budget must be at most k: more than k changes of any value break every truncated sum, "
-                f"got budget={self.budget_} with k={self.k}"
-            )
-
-    def _accepted(self) -> dict[str, Any]:
-        return {"accept_sparse": "csr" if self.features == "add" else False, "dtype": np.float64}
+            rule = "budget must be at most k: more than k changes of any value break every truncated sum"
+            raise ValueError(f"{rule}, got budget={self.budget_} with k={self.k}")
 
     def _fitted_rows(self, X: Any) -> sparse.csr_matrix:
         check_is_fitted(self, "coef_")
-        return self._rows(validate_data(self, X, **self._accepted(), reset=False))
+        sparse_too = self.features == "add"
+        return self._rows(validate_data(self, X, accept_sparse=sparse_too, dtype=np.float64, reset=False))
 
     def _rows(self, X: Any) -> sparse.csr_matrix:
         """CSR of the nonzeros alone; raises ValueError where values must be 0 or 1 and are not."""
@@ -242,42 +231,35 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
 
     def _solve(self, problem: Problem, *, tol: float, start: Floats | None = None) -> Floats:
         """Solve a convex problem and take its weights, ``gap_``, ``objective_`` and ``n_iter_``."""
-        if start is None:
-            start = np.zeros((problem.contrast.shape[2], self.n_features_in_ + 1))
-        found = solve(problem, start, tol=tol, max_iter=self.max_iter)
+        zero = np.zeros((problem.contrast.shape[2], self.n_features_in_ + 1))
+        found = solve(problem, zero if start is None else start, tol=tol, max_iter=self.max_iter)
         self.objective_, self.gap_, self.n_iter_ = found.upper, found.gap, found.iterations
         if self.gap_ > tol:
-            warnings.warn(
-                f"gap_ is {self.gap_:.2g} after max_iter={self.max_iter} iterations, above tol={tol:.2g}; "
-                "raise max_iter or alpha",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+            found_gap = f"gap_ is {self.gap_:.2g} after max_iter={self.max_iter} iterations, above tol={tol:.2g}"
+            warnings.warn(f"{found_gap}; raise max_iter or alpha", ConvergenceWarning, stacklevel=4)
         self.coef_, self.intercept_ = found.params[:, :-1].copy(), found.params[:, -1].copy()
         return found.params
 
     def _solve_in_rounds(self, x: sparse.csr_matrix, label: Ints) -> float:
         """A difference of convex functions: linearise at the last weights, solve, and keep the best on held-out rows.
 
-        Best is the highest robust accuracy, then the lowest worst-case loss. Returns the lowest objective of any round,
-        which need not be that of the round kept.
+        Best: highest robust accuracy, then lowest worst-case loss. Returns the lowest objective of any round.
         """
         ours = held = np.arange(len(label))
         # every class is in both, or all rows are where a class has too few
         if np.bincount(label).min() * HELD_OUT >= 1:
             ours, held = train_test_split(ours, test_size=HELD_OUT, stratify=label, random_state=self.random_state)
         problem = self._problem(x[ours], label[ours])
-        rounds = []
-        params = self._solve(replace(problem, top=0), tol=ROUND_TOL)
-        spent = self.n_iter_
-        for last in range(ROUNDS + 1):
+        rounds: list[tuple[tuple[float, float], float, Floats]] = []
+        spent, params = 0, None
+        for _ in range(ROUNDS + 1):
+            convex = replace(problem, top=0) if params is None else self._linearised(problem)
+            params = self._solve(convex, tol=ROUND_TOL, start=params)
+            spent += self.n_iter_
             duels = self._duels(x, label, self.budget_)
             losses = logistic(duels)[1]
             score = float((duels[held].min(1) > 0).mean()), -float(losses[held].mean())
             rounds.append((score, float(losses.mean()) + self.alpha / 2 * float((params**2).sum()), params))
-            if last < ROUNDS:
-                params = self._solve(self._linearised(problem), tol=ROUND_TOL, start=params)
-                spent += self.n_iter_
         _, self.objective_, best = max(rounds, key=lambda one: one[0])
         self.coef_, self.intercept_ = best[:, :-1].copy(), best[:, -1].copy()
         self.gap_, self.n_iter_ = np.nan, spent
@@ -288,9 +270,8 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
 
         -bottom(v) is a maximum over sets, so the set of the moment gives a lower bound of rho, equal to it here.
         """
-        terms = duel_terms(problem, self.coef_)
-        bottom = np.argsort(np.argsort(terms, -1), -1) < self.k - self.budget_
-        return replace(problem, keep=~bottom)
+        rank = np.argsort(np.argsort(duel_terms(problem, self.coef_), -1), -1)
+        return replace(problem, keep=rank >= self.k - self.budget_)
 
 
 def _contrasts(classes: int) -> Floats:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -15,13 +16,8 @@ from .bounds import PowerLaw, c1, c2, finite_lower_bound, log_k_opt_bound, log_k
 from .mixture import Mixture, check_distinct
 from .robust_error import RobustErrors, robust_errors
 
-DIMENSIONS = (100, 784, 10_000, 100_000, 1_000_000)
-DECAYS = (0.0, 0.5)
-"""Of nu_i ~ i ** -decay: signal spread evenly, and signal of which a few coordinates carry much."""
 _STEEPEST = 10.0
 """Up to this decay the sum of nu_i ** -2 is a float at any d; the first coordinate carries all signal long before."""
-_STEPS = (1, 2, 3, 5, 7)
-"""Budgets of each decade."""
 _PILOT, _MOST_PILOT, _PILOT_NUMBERS = 256, 1_000, 2**25
 """Rows that choose k and clip, and say how many more are needed: more where d is small and they are cheap. At d = 1e5
 the clips that 64 rows chose had an error up to 0.02 above the best clip's, those that 256 chose up to 0.003."""
@@ -34,8 +30,8 @@ _LOG10_D = (10, 11, 12, 13, 14, 16, 18, 20, 25, 30, 40, 50, 70, 100, 140, 200, 3
 
 
 def figures(
-    dimensions: Sequence[int] = DIMENSIONS,
-    decays: Sequence[float] = DECAYS,
+    dimensions: Sequence[int] = (100, 784, 10_000, 100_000, 1_000_000),
+    decays: Sequence[float] = (0.0, 0.5),
     *,
     precision: float = 0.03,
     seed: int = 0,
@@ -44,10 +40,9 @@ def figures(
 ) -> Results:
     """Robust errors over budgets, robust errors over k, and the exponents of Theorem 2, as results.
 
-    Args:
-        dimensions: each at least 10.  decays: of nu_i ~ i ** -decay, 0 to 10.
-        precision: target half-width of the 95 % intervals, from 0.001. A pilot says how many rows that takes, so an
-            interval may come out somewhat wider. The pilot also chooses k and clip; fresh rows measure their errors.
+    dimensions: each at least 10.  decays: of nu_i ~ i ** -decay, 0 to 10.  precision: target half-width of the 95 %
+    intervals, from 0.001. A pilot says how many rows that takes, so an interval may come out somewhat wider. The pilot
+    also chooses k and clip; fresh rows measure their errors.
     """
     check_distinct("dimensions", dimensions)
     for d in dimensions:
@@ -83,14 +78,17 @@ def _over_budget(results: Results, d: int, decay: float, precision: float, rng: 
     results.add(mixture.bayes_error, what="bayes_error", **setting)
     # Up to sqrt d, around which every classifier fails.
     most = math.isqrt(d)
-    budgets = [step * 10**power for power in range(len(str(most))) for step in _STEPS if step * 10**power <= most]
+    budgets = [m for power in range(len(str(most))) for step in (1, 2, 3, 5, 7) if (m := step * 10**power) <= most]
     # From a tenth of the smallest to thrice the largest standard deviation of the products.
     scale = np.abs(mixture.mu)
     clips = np.geomspace(scale.min() / 10, scale.max() * 3, _CLIPS).tolist()
     cheap = max(_PILOT, min(_MOST_PILOT, _PILOT_NUMBERS // d))
     ks = sorted({*budgets, *_k_grid(d, _KS)})
     pilot = robust_errors(mixture, budgets, ks=ks, clips=clips, rows=cheap, rng=rng)
-    chosen = [(budget, pilot.best_k(budget), pilot.best_clip(budget)) for budget in budgets]
+    chosen = [
+        (m, min(ks, key=lambda k: pilot.truncated[k, m]), min(clips, key=lambda clip: pilot.clipped[clip, m]))
+        for m in budgets
+    ]
     # Rows that make the intervals as narrow as asked if the pilot's spread is the true one, and a fifth more.
     narrow = [1.2 * one.n * ((one.high - one.low) / 2 / precision) ** 2 for *_, one in _shown(pilot, chosen)]
     rows = max(_PILOT, math.ceil(max(narrow)))
@@ -105,7 +103,6 @@ def _over_budget(results: Results, d: int, decay: float, precision: float, rng: 
 
 
 def _k_grid(d: int, points: int) -> list[int]:
-    """Ks worth trying, from 1 to just below d / 2 in growing steps."""
     last = (d - 1) // 2
     return sorted({1, last, *np.geomspace(1, last, points).round().astype(int).tolist()})
 
@@ -113,20 +110,18 @@ def _k_grid(d: int, points: int) -> list[int]:
 def _shown(errors: RobustErrors, chosen: Sequence[tuple[int, int, float]]) -> Iterator[tuple[str, int, float, Figure]]:
     """The three figures of each budget: classifier, budget, its k or clip, robust error."""
     for budget, k, clip in chosen:
-        yield EQUAL, budget, budget, errors.truncated(budget, budget)
-        yield CHOSEN, budget, k, errors.truncated(k, budget)
-        yield CLIPPED, budget, clip, errors.clipped(clip, budget)
+        yield EQUAL, budget, budget, errors.truncated[budget, budget]
+        yield CHOSEN, budget, k, errors.truncated[k, budget]
+        yield CLIPPED, budget, clip, errors.clipped[clip, budget]
 
 
 def _over_k(results: Results, decay: float, rng: np.random.Generator) -> None:
     ks = _k_grid(_OVER_K_D, 24)
-    mixture = Mixture.power_law(_OVER_K_D, decay)
-    errors = robust_errors(mixture, _OVER_K_BUDGETS, ks=ks, rows=_OVER_K_ROWS, rng=rng)
-    for budget in _OVER_K_BUDGETS:
-        for k in ks:
-            if k >= budget:
-                found = errors.truncated(k, budget)
-                results.add(found, what="robust_error_over_k", d=_OVER_K_D, decay=decay, budget=budget, k=k)
+    errors = robust_errors(Mixture.power_law(_OVER_K_D, decay), _OVER_K_BUDGETS, ks=ks, rows=_OVER_K_ROWS, rng=rng)
+    for budget, k in product(_OVER_K_BUDGETS, ks):
+        if k >= budget:
+            found = errors.truncated[k, budget]
+            results.add(found, what="robust_error_over_k", d=_OVER_K_D, decay=decay, budget=budget, k=k)
 
 
 def _exponents(results: Results, decay: float) -> None:

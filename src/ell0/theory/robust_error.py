@@ -14,7 +14,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
@@ -32,44 +33,14 @@ _REACH = 17.0
 """How far t* is looked for from t, in units of s: with both beyond 8.5, Phi is 0 or 1 to the last digit."""
 
 Shifts = Callable[[Floats, float], Floats]
-"""From sorted v ``(n, d)`` and s: by how much each row must shift until its worst-case margin is 0,
-``(n, settings, budgets)``."""
+"""From sorted v ``(n, d)`` and s: the shift that makes each row's worst-case margin 0, ``(n, settings, budgets)``."""
 
 
-@dataclass(frozen=True, eq=False)
-class RobustErrors:
-    """Robust errors of many classifiers under many budgets, all from the same n rows.
+class RobustErrors(NamedTuple):
+    """Robust errors by k and budget, and by clip and budget, all from the same rows."""
 
-    value, low, high: ``(ks and clips, budgets)``, the estimates and their 95 % intervals.
-    """
-
-    ks: tuple[int, ...]
-    clips: tuple[float, ...]
-    budgets: tuple[int, ...]
-    n: int
-    value: Floats
-    low: Floats
-    high: Floats
-
-    def truncated(self, k: int, budget: int) -> Figure:
-        """The robust error of the k-truncated classifier."""
-        return self._at(self.ks.index(k), budget)
-
-    def clipped(self, clip: float, budget: int) -> Figure:
-        """The robust error of a clipped classifier."""
-        return self._at(len(self.ks) + self.clips.index(clip), budget)
-
-    def best_k(self, budget: int) -> int:
-        """The k of the lowest estimate, the first at ties: quote its error from fresh rows, not from these."""
-        return self.ks[int(self.value[: len(self.ks), self.budgets.index(budget)].argmin())]
-
-    def best_clip(self, budget: int) -> float:
-        """As `best_k`."""
-        return self.clips[int(self.value[len(self.ks) :, self.budgets.index(budget)].argmin())]
-
-    def _at(self, setting: int, budget: int) -> Figure:
-        i = setting, self.budgets.index(budget)
-        return Figure(float(self.value[i]), self.n, float(self.low[i]), float(self.high[i]))
+    truncated: dict[tuple[int, int], Figure]
+    clipped: dict[tuple[float, int], Figure]
 
 
 def robust_errors(
@@ -90,33 +61,31 @@ def robust_errors(
     amount, and is attained. Truncation with k < m always loses: these errors are 1, without an interval. Clipping needs
     no sort to classify, and withstands any budget below d / 2.
 
-    Args:
-        budgets: m, below d / 2 with clips.  ks: each ``0 <= 2k < d``.  clips: c > 0.
-        rows: Monte Carlo rows, at least 2.
+    budgets: m, below d / 2 with clips.  ks: each ``0 <= 2k < d``.  clips: c > 0.  rows: of Monte Carlo, at least 2.
     """
     m = check_budgets(budgets)
     each_k = np.array([check_k(mixture.d, k) for k in ks], dtype=int)
-    each_clip = tuple(float(clip) for clip in clips)
-    if not all(0 < clip < math.inf for clip in each_clip):
+    if not all(0 < clip < math.inf for clip in clips):
         raise ValueError(f"clips must be positive numbers, got {clips!r}")
-    if each_clip and 2 * m.max(initial=0) >= mixture.d:
+    if clips and 2 * m.max(initial=0) >= mixture.d:
         raise ValueError(f"budgets must stay below d / 2 with clips, got {m.max()} with d={mixture.d}")
-    shifts = [_truncated_shifts(mixture.d, m, each_k)] * bool(len(each_k))
-    shifts += [_clipped_shifts(mixture.d, m, each_clip)] * bool(each_clip)
-    if not shifts:
-        raise ValueError("ks or clips must be given, got neither")
-    shape = len(each_k) + len(each_clip), len(m)
+    shifts = [_truncated_shifts(mixture.d, m, each_k)]
+    shifts += [_clipped_shifts(mixture.d, m, np.array(clips))] * bool(clips)
+    shape = len(each_k) + len(clips), len(m)
     n, mean, squares = 0, np.zeros(shape), np.zeros(shape)
     for n, chance in enumerate(_chances(mixture, rows, rng, shifts), start=1):
         step = chance - mean
         mean += step / n
         squares += step * (chance - mean)
     low, high = _interval(mean, squares / (n - 1), n)
-    lost = np.zeros(shape, dtype=bool)
-    lost[: len(each_k)] = m > each_k[:, None]
     for bound in (mean, low, high):
-        bound[lost] = 1.0
-    return RobustErrors(tuple(each_k.tolist()), each_clip, tuple(m.tolist()), n, mean, low, high)
+        bound[: len(each_k)][m > each_k[:, None]] = 1.0
+    found = [Figure(float(at), n, float(a), float(b)) for at, a, b in zip(mean.flat, low.flat, high.flat, strict=True)]
+    pairs = len(each_k) * len(m)
+    return RobustErrors(
+        dict(zip(product(each_k.tolist(), m.tolist()), found[:pairs], strict=True)),
+        dict(zip(product(clips, m.tolist()), found[pairs:], strict=True)),
+    )
 
 
 def _truncated_shifts(d: int, budgets: Ints, ks: Ints) -> Shifts:
@@ -137,8 +106,8 @@ def _truncated_shifts(d: int, budgets: Ints, ks: Ints) -> Shifts:
     return shifts
 
 
-def _clipped_shifts(d: int, budgets: Ints, clips: tuple[float, ...]) -> Shifts:
-    clip, left = np.array(clips)[:, None], d - budgets
+def _clipped_shifts(d: int, budgets: Ints, clips: Floats) -> Shifts:
+    clip, left = clips[:, None], d - budgets
 
     def shift(v: Floats, spread: float) -> Floats:
         below = np.append(0.0, np.cumsum(v))

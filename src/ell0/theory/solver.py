@@ -38,12 +38,12 @@ SMOOTHING = 0.8
 REMEMBERED = 80
 """Dual points that a lower bound is mixed from."""
 
+Total = Callable[[Floats, Ints], tuple[Floats, Ints]]
+"""From t of some rows and their indices: sums that fall in t, and minus mu times their slopes."""
+
 
 class Additions(NamedTuple):
-    """What may be added to rows ``(r,)`` of one label, against one rival.
-
-    budget: at least 1.  present: ``(r, d)``, nonzero where a feature is there already.
-    """
+    """Rows ``(r,)`` of one label, what they hold ``(r, d)``, and how much may be added, at least 1, against a rival."""
 
     rows: Ints
     rival: int
@@ -66,14 +66,9 @@ class Problem:
     keep: Bools | None = None
     additions: tuple[Additions, ...] = ()
 
-    @property
-    def whole(self) -> bool:
-        """Whether every term stays: the sums are then one product of the rows and the weights."""
-        return self.top == 0 and self.keep is None
-
     @cached_property
     def dense(self) -> Floats:
-        """The rows, each for all outputs: ``(n, 1, d)``."""
+        """``(n, 1, d)``, each row for all outputs."""
         return np.asarray(self.x.toarray()[:, None])
 
 
@@ -166,7 +161,9 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
     """The smoothed objective, its gradient and both bounds. params: ``(outputs, d + 1)``, intercept last."""
     weight, intercept = params[:, :-1], params[:, -1]
     n, rivals, _ = problem.contrast.shape
-    if problem.whole:
+    # Where every term stays, the sums are one product of the rows and the weights.
+    whole = problem.top == 0 and problem.keep is None
+    if whole:
         rho = np.einsum("nro,no->nr", problem.contrast, problem.x @ weight.T)
     else:
         terms = duel_terms(problem, weight)
@@ -186,7 +183,7 @@ def evaluate(problem: Problem, params: Floats, mu: float) -> SmoothedValue:
 
     to_outputs = -theta[..., None] * problem.contrast
     gradient = np.empty_like(params)
-    if problem.whole:
+    if whole:
         gradient[:, :-1] = (problem.x.T @ to_outputs.sum(1)).T
     else:
         to_terms = np.matmul(to_outputs.transpose(0, 2, 1), stays)
@@ -232,12 +229,9 @@ def capped(v: Floats, count: int, mu: float) -> Floats:
     return np.clip((v - t[:, None]) / mu, 0, 1).reshape(shape)
 
 
-def bracketed(
-    total: Callable[[Floats, Ints], tuple[Floats, Ints]], mu: float, count: Floats, low: Floats, high: Floats
-) -> Floats:
+def bracketed(total: Total, mu: float, count: Floats, low: Floats, high: Floats) -> Floats:
     """t with total(t) = count for every row, by Newton's steps inside a bracket; low where low >= high.
 
-    total: takes t of some rows and their indices; falls in t, with slope -(its second result) / mu.
     count, low, high: ``(n,)``, total >= count at low, <= at high.
     """
     low, high = low.copy(), high.copy()
@@ -325,5 +319,4 @@ def _added_harm(
 
 
 def _prefix_sums(*rows: Floats) -> Floats:
-    """Of each row, with 0 first."""
     return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, 1)], 1)
