@@ -6,8 +6,10 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from ell0.cli import main
 from ell0.cli.certify import _broken
 from ell0.recipe.verdicts import Verdicts, decided, proven
 from ell0.report.sections import certified_section
-from ell0.results import Measurement, Results, Row
+from ell0.results import Measurement, Results
 from ell0.train import load_checkpoint, save_checkpoint
 from tiny_recipe import write_recipe
 
@@ -58,8 +60,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_recipe_certifies(certified: Path) -> None:
-    results, splits = Results.load(certified / "results.json"), recipe.load(certified / "recipe.toml").data
-    assert splits.npz is not None
+    results = Results.load(certified / "results.json")
     x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
     checkpoint = load_checkpoint(certified / "f3certified")
     network = recipe.model(checkpoint.card)
@@ -75,7 +76,8 @@ def test_a_recipe_certifies(certified: Path) -> None:
         assert (boxed["n"], boxed["method"]) == (20, "ibp")
     median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
     assert median["value"] == float(radii.double().quantile(0.5))
-    assert all(row in [each.key for each in results.rows] for row in asked(certified))
+    there = [row.key for row in results.rows]
+    assert all(row in there for row in recipe.load(certified / "recipe.toml").asked())
 
 
 PIXELS = """
@@ -103,7 +105,7 @@ unit = "pixel"
 """
 
 
-def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_certifies_pixels(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     y = np.arange(48) % 2
     x = (generator.normal(0, 0.2, (48, 3, 4, 4)) + (y - 0.5).reshape(-1, 1, 1, 1)).clip(-1, 1).astype(np.float32)
@@ -114,39 +116,22 @@ def test_a_recipe_certifies_pixels(tmp_path: Path, capsys: pytest.CaptureFixture
     what = {"what": "certified_accuracy", "unit": "pixel", "budget": 2}
     assert results.find(classifier="whole", **what)["value"] > 0.9
     assert results.find(classifier="scaled", **what)["value"] > 0.9
-    np.savez(tmp_path / "mine.npz", x=x[:20], y=y[:20])
-    words = ["certify", str(run / "whole"), "--data", str(tmp_path / "mine.npz"), "--device", "cpu", "--unit", "pixel"]
-    assert main([*words, "--budget", "2", "--json", "--quiet"]) == 0
-    row = next(row for row in json.loads(capsys.readouterr().out)["rows"] if row.get("budget") == 2)
-    assert row["value"] == results.find(classifier="whole", **what)["value"]
     for old, new, said in (
-        ('unit = "pixel" } }', 'unit = "pixle" } }', "did you mean 'pixel'"),
         ('unit = "pixel" } }', 'unit = "pixel", quick = true } }', "whole: quick must be False unless the first"),
-        ("budgets = [1, 2]", "budgets = [3]", "whole: certified accuracy.*k=8, bounds at most 2 changed pixels"),
+        ("budgets = [1, 2]", "budgets = [3]", "whole: certified accuracy.*bounds at most 2 changed pixels"),
     ):
         (tmp_path / "wrong.toml").write_text(PIXELS.replace(old, new))
         with pytest.raises(ValueError, match=said):
             recipe.run(tmp_path / "wrong.toml", out=tmp_path / "wrong", device="cpu")
 
 
-def asked(run: Path) -> list[Row]:
-    return [row for row in recipe.load(run / "recipe.toml").asked() if str(row["what"]).startswith("certified")]
-
-
 def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
     results = Results.load(certified / "results.json")
-    for name in ("F(2)", "F(3) certified"):
-        for budget in (1, 2):
-            for beta in (1.0, 10.0):
-                row = results.find(attack="worst case", classifier=name, budget=budget, beta=beta)
-                assert 0 <= row["certified"] <= row["value"]
+    for name, budget, beta in product(("F(2)", "F(3) certified"), (1, 2), (1.0, 10.0)):
+        row = results.find(attack="worst case", classifier=name, budget=budget, beta=beta)
+        assert 0 <= row["certified"] <= row["value"]
     assert "certified" not in results.find(attack="worst case", classifier="F(0)", budget=1, beta=1.0)
-    # Certified training raises the bound.
-    plain, trained = (
-        results.find(what="certified_accuracy", classifier=name, budget=2, method="best")["value"]
-        for name in ("F(2)", "F(3) certified")
-    )
-    assert trained > plain
+    assert "Proven and broken" in report.page([certified])
 
 
 def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
@@ -175,10 +160,7 @@ def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
     [
         (TRAINED.replace('classifiers = ["F(2)", "F(3) certified"]\n', ""), "F(0): certified accuracy"),
         (TRAINED.replace("budgets = [1, 2]", "budgets = [1, 4]", 1), "no certificate exists"),
-        (TRAINED.replace("budget = 2, ramp", "budget = 0, ramp"), "budget must be"),
         (TRAINED.replace("ramp = 0.5", "ramp = 1.5"), "certified: ramp must lie in [0, 1], got 1.5"),
-        (TRAINED.replace("ramp = 0.5", "rampp = 0.5"), "did you mean"),
-        (TRAINED.replace("ramp = 0.5", "quick = 1"), "certified: quick must be True or False, got 1"),
         (TRAINED.replace('method = "ibp"', 'method = "ipb"'), "did you mean 'ibp'"),
     ],
 )
@@ -216,7 +198,6 @@ def test_the_command_certifies_a_checkpoint(
         (["--budget", "1", "--budget", "4"], "no certificate exists"),
         (["--budget", "-1"], "budget must be an int >= 0, got -1"),
         (["--beta", "0"], "beta must be a number > 0"),
-        (["--rows", "0"], "rows must satisfy 1 <= rows <= 24, the rows of the data, got 0"),
         (["--rows", "25"], "rows must satisfy 1 <= rows <= 24, the rows of the data, got 25"),
     ):
         assert main([*words, *wrong, "--quiet"]) == 1
@@ -246,18 +227,11 @@ def test_the_command_has_certificates_challenged(
     assert "certificates do not hold, so nothing is shown as proven" in told.err
     assert re.search(r"row \d+, proven for 3 changes, falls to sparse_rs", told.err)
     # The ball of the command is that of the attacks.
-    asked: list[L0Ball] = []
-
-    def spy(*given: Any, **_: object) -> certify.Challenge:
-        asked.append(given[4])
-        return certify.Challenge(24, torch.tensor([1]), ("spy",), ("spy",), ())
-
-    monkeypatch.setattr(certify, "challenge", spy)
+    challenge = Mock(return_value=certify.Challenge(24, torch.tensor([1]), ("spy",), ("spy",), ()))
+    monkeypatch.setattr(certify, "challenge", challenge)
     assert main([*words, "--beta", "2"]) == 4
     assert "row 1, proven for 3 changes, falls to spy" in capsys.readouterr().err
-    assert (asked[0].low, asked[0].high, asked[0].unit) == (-2.0, 2.0, "feature")
-    assert main([*words[:-4], "--queries", "0"]) == 1
-    assert "queries must be an int >= 1, got 0" in capsys.readouterr().err
+    assert repr(challenge.call_args.args[4]) == repr(L0Ball(0, low=-2.0, high=2.0))
 
 
 def test_broken_rows_have_the_numbers_of_the_data() -> None:
@@ -285,21 +259,6 @@ def test_the_median_is_over_all_radii_whatever_budgets_are_asked_for(
     assert json.loads(capsys.readouterr().out)["rows"][-1]["value"] == 4
 
 
-def test_the_command_refuses_what_has_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = {"name": "mlp", "k": 0, "in_features": 64, "hidden": [4], "classes": 10, "clamp": False}
-    network = models.mlp(0, in_features=64, hidden=(4,))
-    path = save_checkpoint(tmp_path / "plain.safetensors", network, {"model": words, "data": "digits"})
-    assert main(["certify", str(path), "--rows", "5", "--quiet"]) == 1
-    assert "no certificate exists" in capsys.readouterr().err
-
-
-def test_the_page_shows_what_is_proven_and_what_is_broken(certified: Path) -> None:
-    page = report.page([certified])
-    assert "Proven and broken" in page
-    assert "stands under attack" in page
-    assert "certified accuracy" not in page.split("Other figures")[-1] or "Other figures" not in page
-
-
 def certified_row(budget: int, value: float, **more: Any) -> Measurement:
     entries = {"classifier": "F", "unit": "feature", "budget": budget, **more}
     return Measurement.of("certified_accuracy", value, **entries)
@@ -315,12 +274,8 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
     part = certified_section(certified, [radius], worst, "pixels")
     assert part.table is not None
     any_value, alone, boxed = part.table.lines
-    assert [any_value[-1], alone[-1], boxed[-1]] == ["10.0\u00a0%", "\N{EN DASH}", "10.0\u00a0%"]
-    assert [getattr(line[4], "value", line[4]) for line in (any_value, alone, boxed)] == [
-        "75.0\u00a0%",
-        "\N{EN DASH}",
-        "90.0\u00a0%",
-    ]
+    shown = [(getattr(line[4], "value", line[4]), line[-1]) for line in (any_value, alone, boxed)]
+    assert shown == [("75.0\u00a0%", "10.0\u00a0%"), ("\N{EN DASH}",) * 2, ("90.0\u00a0%", "10.0\u00a0%")]
     (chart,) = part.charts  # the box has one budget alone, no curve
     assert [(line.name, [(p.x, p.y) for p in line.points]) for line in chart.series] == [
         ("certified", [(1, 60.0), (2, 40.0)]),

@@ -15,7 +15,7 @@ import pytest
 
 import chromium
 from ell0 import report
-from ell0.data.png import read_png
+from ell0.data.sources import read_png
 from ell0.recipe import slug
 from ell0.report import charts, run_files, sections
 from ell0.results import Measurement

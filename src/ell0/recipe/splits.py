@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from .. import data
@@ -36,27 +35,19 @@ class Splits:
     train: LabelledRows
     validation: LabelledRows | None
     test: LabelledRows
+    classes: int
+    digest: str  # of the rows that are measured
 
     def __getitem__(self, name: str) -> LabelledRows:
         rows = self.validation if name == "validation" else self.test
         assert rows is not None
         return rows
 
-    @property
-    def classes(self) -> int:
-        return 1 + max(int(y.max()) for _, y in (self.train, self.test))
-
-    @cached_property
-    def digest(self) -> str:
-        """Of the rows that are measured."""
-        return digest(*self.test, *(self.validation or ()))
-
 
 def read_splits(source: DataSource, root: Path | str | None) -> Splits:
     """Reads the data of a recipe; raises if it is not here, or not whole."""
     if source.npz is None:
-        assert source.name is not None
-        train, test = (data.load(source.name, split, root) for split in ("train+validation", "test"))
+        train, test = (data.load(source.name or "", split, root) for split in ("train+validation", "test"))
     else:
         train, test = (data.read_npz(source.npz, f"x_{split}", f"y_{split}") for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:
@@ -67,4 +58,6 @@ def read_splits(source: DataSource, root: Path | str | None) -> Splits:
     rows = cut if source.train_rows is None else source.train_rows
     if rows > cut:
         raise ValueError(f"data.train_rows must be at most the {cut} rows there are to train on, got {rows}")
-    return Splits((x[:rows], y[:rows]), (x[cut:], y[cut:]) if source.validation else None, test)
+    validation = (x[cut:], y[cut:]) if source.validation else None
+    classes = 1 + max(int(y[:rows].max()), int(test[1].max()))
+    return Splits((x[:rows], y[:rows]), validation, test, classes, digest(*test, *(validation or ())))

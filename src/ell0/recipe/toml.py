@@ -49,6 +49,7 @@ def _number(value: Any) -> float | None:
 TEXT: Kind[str] = Kind("a text", lambda value: value if isinstance(value, str) and value else None)
 FLAG: Kind[bool] = Kind("true or false", lambda value: value if isinstance(value, bool) else None)
 _TABLE: Kind[dict[str, Any]] = Kind("a table", lambda value: value if isinstance(value, dict) else None)
+_TABLES: Kind[list[Any]] = Kind("tables in [[ ]]", lambda it: it if it == [] or _is_tables(it) else None)
 NUMBER: Kind[float] = Kind("a number", _number)
 POSITIVE: Kind[float] = Kind("a number > 0", lambda value: number if (number := _number(value) or 0) > 0 else None)
 
@@ -102,14 +103,12 @@ class TomlTable:
     _asked: list[str] = field(default_factory=list)
 
     def need(self, key: str, kind: Kind[T]) -> T:
-        """The value of a key that must be there."""
         value = self.take(key, kind, None)
         if value is None:
             raise ValueError(f"{self.where}: {key} is missing{did_you_mean(key, self._unknown())}")
         return value
 
     def take(self, key: str, kind: Kind[T], default: D) -> T | D:
-        """The value of a key that may be left out."""
         self._asked.append(key)
         if key not in self.content:
             return default
@@ -121,21 +120,16 @@ class TomlTable:
         return read
 
     def need_table(self, key: str) -> TomlTable:
-        """The table under a key that must be there."""
         return TomlTable(f"{self.where}, {key}", self.need(key, _TABLE))
 
     def table(self, key: str) -> TomlTable | None:
-        """The table under a key."""
         content = self.take(key, _TABLE, None)
         return None if content is None else TomlTable(f"{self.where}, {key}", content)
 
     def tables(self, key: str) -> list[TomlTable]:
         """The tables of an array, each named by its number."""
-        kind: Kind[list[Any]] = Kind(
-            f"tables, written [[{key}]]", lambda value: value if value == [] or _is_tables(value) else None
-        )
-        found = self.take(key, kind, [])
-        return [TomlTable(f"{self.where}, {key} {i}", item) for i, item in enumerate(found, 1)]
+        content = self.take(key, _TABLES, [])
+        return [TomlTable(f"{self.where}, {key} {i}", item) for i, item in enumerate(content, 1)]
 
     def rest(self, allowed: list[str]) -> dict[str, Any]:
         """The values of those of the allowed keys that are there, unchecked."""
