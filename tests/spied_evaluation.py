@@ -86,12 +86,10 @@ class Odd(nn.Module):
         if self.odd == "nan":
             return logits + 0 * (x[:, :1] * 0).sqrt()
         if self.odd == "numpy":
-            return torch.from_numpy(self.line.weight.detach().numpy() * x.numpy()).sum(1, keepdim=True) * torch.tensor(
-                [-1.0, 1.0]
-            )
+            score = torch.from_numpy(self.line.weight.detach().numpy() * x.numpy()).sum(1, keepdim=True)
+            return score * torch.tensor([-1.0, 1.0])
         if self.odd == "detached":
-            logits = self.line(x.detach())
-            return logits
+            return torch.as_tensor(self.line(x.detach()))
         if self.odd == "random":
             return logits + torch.rand_like(logits) / 100
         if self.odd == "softmax":

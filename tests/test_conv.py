@@ -411,7 +411,7 @@ def test_the_straight_surrogate_is_the_gradient_of_the_dense_layer(unit: Unit) -
     ordinary = layer(x)
     leaf = torch.zeros_like(x).requires_grad_()
     (dense,) = torch.autograd.grad(F.conv2d(leaf, layer.weight, **vars(layer.geometry)), leaf, upstream)
-    with surrogate_gradients(layer, "straight"):
+    with surrogate_gradients(layer):
         leaf = x.clone().requires_grad_()
         out = layer(leaf)
         torch.testing.assert_close(torch.autograd.grad(out, leaf, upstream)[0], dense)

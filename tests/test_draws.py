@@ -42,16 +42,13 @@ def test_a_draw_depends_on_the_key_the_row_the_moment_and_nothing_else() -> None
         assert not torch.isin(other, expected).any()
 
 
-def test_without_a_generator_the_seed_is_0_and_the_global_state_stays() -> None:
-    before = torch.random.get_rng_state()
-    at = torch.arange(3)
-    assert torch.equal(Draws(None, at).bits(at, 0, 4), draws(3).bits(at, 0, 4))
+def test_keys_come_from_the_generator_and_the_global_state_stays() -> None:
+    before, at = torch.random.get_rng_state(), torch.arange(3)
+    generator = Generator().manual_seed(0)
+    first, second = (Draws(generator, at).bits(at, 0, 4) for _ in range(2))
+    assert torch.equal(Draws(None, at).bits(at, 0, 4), first)  # without a generator the seed is 0
+    assert not torch.equal(first, second)
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_a_generator_gives_each_attack_a_new_key() -> None:
-    generator, at = Generator().manual_seed(0), torch.arange(3)
-    assert not torch.equal(Draws(generator, at).bits(at, 0, 4), Draws(generator, at).bits(at, 0, 4))
 
 
 @pytest.mark.parametrize("axis", ["rows", "queries", "draws"])

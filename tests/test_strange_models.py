@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ell0 import L0Ball
-from ell0.attacks import ATTACKS, AttackResult, adaptive, pointwise
+from ell0.attacks import ATTACKS, AttackResult, adaptive
 from ell0.nn import InputTruncation, TruncatedLinear
 
 GRADIENTS = [name for name in ATTACKS if ATTACKS[name].white_box]
@@ -32,7 +32,7 @@ def test_a_layer_that_writes_in_place(name: str, first: nn.Module) -> None:
     assert result.queries.sum() > 0
 
 
-class OnLast(nn.Module):
+class Detour(nn.Module):
     """A truncated layer on the last dimension only, or one that gets its input by name, or in another dtype."""
 
     def __init__(self, kind: str) -> None:
@@ -43,15 +43,17 @@ class OnLast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "last":
-            return torch.as_tensor(self.head(self.layer(x.view(-1, 3, 4)).flatten(1)))
-        if self.kind == "name":
-            return torch.as_tensor(self.head(self.layer(x=x.flatten(1))))
-        return torch.as_tensor(self.head(self.layer(x.flatten(1).double()).float()))
+            out = self.layer(x.view(-1, 3, 4)).flatten(1)
+        elif self.kind == "name":
+            out = self.layer(x=x.flatten(1))
+        else:
+            out = self.layer(x.flatten(1).double()).float()
+        return torch.as_tensor(self.head(out))
 
 
 @pytest.mark.parametrize("kind", ["last", "name", "cast"])
 def test_a_truncation_that_does_not_see_the_input_as_it_is(kind: str) -> None:
-    assert run("adaptive", OnLast(kind), rows(9, 3, 4)).queries.sum() > 0
+    assert run("adaptive", Detour(kind), rows(9, 3, 4)).queries.sum() > 0
 
 
 def test_what_a_truncation_sees_does_not_depend_on_the_rows() -> None:
@@ -90,16 +92,17 @@ def test_inference_mode_is_fine_or_refused(name: str) -> None:
             assert run(name, model, x).queries.sum() > 0
 
 
+class Rowwise(nn.Module):
+    """A linear model that no other row of the batch touches, nor the dtype of x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double().unsqueeze(1) * rows(3, 12).double()).sum(2)
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    weight = rows(3, 12).double()
-
-    def model(x: Tensor) -> Tensor:
-        return (x.double().unsqueeze(1) * weight).sum(2).float()
-
-    x = rows(30, 12).to(dtype)
-    ball = L0Ball(4)
+    model, x, ball = Rowwise(), rows(30, 12).to(dtype), L0Ball(4)
     result = ATTACKS[name](model, x, model(x).argmax(1), ball)
     assert result.x_adv.dtype == dtype
     assert ball.contains(x, result.x_adv).all()
@@ -107,14 +110,9 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 def test_pointwise_in_groups_of_rows_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = rows(3, 12).double()
-
-    def model(x: Tensor) -> Tensor:
-        return (x.double().unsqueeze(1) * weight).sum(2)
-
-    x = rows(20, 12)
-    whole = pointwise(model, x, model(x).argmax(1), L0Ball(12), repeats=3)
+    model, x = Rowwise(), rows(20, 12)
+    whole = run("pointwise", model, x, repeats=3)
     monkeypatch.setattr(importlib.import_module("ell0.attacks.pointwise"), "_TOGETHER", 3 * 12 * 4)
-    parts = pointwise(model, x, model(x).argmax(1), L0Ball(12), repeats=3)
+    parts = run("pointwise", model, x, repeats=3)
     assert torch.equal(whole.x_adv, parts.x_adv)
     assert torch.equal(whole.queries, parts.queries)

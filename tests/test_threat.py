@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import FrozenInstanceError
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -29,9 +29,8 @@ def situations(draw: st.DrawFn) -> tuple[L0Ball, Tensor, Tensor]:
 
     def rows(values: list[float], size: tuple[int, ...] = shape) -> Tensor:
         count = math.prod(size)
-        return torch.tensor(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)), dtype=dtype).view(
-            size
-        )
+        drawn = draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
+        return torch.tensor(drawn, dtype=dtype).view(size)
 
     x, target = rows(VALUES), rows(VALUES)
     x_adv = torch.where(rows([0.0, 1.0]) > 0, target, x)
@@ -62,14 +61,8 @@ def changed(a: float, b: float) -> bool:
 
 def plain(ball: L0Ball, x: Tensor, x_adv: Tensor) -> tuple[list[int], list[bool]]:
     """`count` and `contains` as the definition says, number by number."""
-    low, high = (torch.as_tensor(bound, dtype=x.dtype).expand_as(x).tolist() for bound in (ball.low, ball.high))
-    mutable = (torch.tensor(True) if ball.mutable is None else ball.mutable).expand_as(x).tolist()
-
-    def at(nested: Any, index: tuple[int, ...]) -> Any:
-        for i in index:
-            nested = nested[i]
-        return nested
-
+    low, high = (torch.as_tensor(bound, dtype=x.dtype).expand_as(x) for bound in (ball.low, ball.high))
+    mutable = (torch.tensor(True) if ball.mutable is None else ball.mutable).expand_as(x)
     counts, inside = [], []
     for row in range(len(x)):
         moved = [
@@ -78,8 +71,8 @@ def plain(ball: L0Ball, x: Tensor, x_adv: Tensor) -> tuple[list[int], list[bool]
         good = len(moved) <= ball.budget
         for i in itertools.chain(*moved):
             value, index = x_adv[row][i].item(), (row, *i)
-            if at(mutable, index):
-                good &= at(low, index) <= value <= at(high, index)
+            if mutable[index]:
+                good &= low[index].item() <= value <= high[index].item()
             else:
                 good &= not changed(x[row][i].item(), value)
         counts.append(len(moved))
@@ -154,14 +147,12 @@ def test_a_ball_is_frozen_and_hashable() -> None:
         ({"unit": "voxel"}, 'unit must be "feature" or "pixel", got \'voxel\''),
         ({"low": 2.0}, "low must be <= high everywhere, got low=2.0 with high=1.0"),
         ({"low": nan}, "low must be <= high everywhere, got low=nan"),
-        ({"low": torch.tensor([0.0, 2.0])}, "low must be <= high everywhere"),
         ({"high": torch.tensor([0.0, nan])}, "low must be <= high everywhere"),
-        ({"low": torch.zeros(2), "high": torch.ones(3)}, r"broadcastable to one another, got shapes \(2,\) and \(3,\)"),
-        ({"low": torch.zeros(2), "high": torch.ones(2, device="meta")}, "on one device, got cpu and meta"),
+        ({"low": torch.zeros(2), "high": torch.ones(3)}, r"of one device and broadcastable, got .* \(2,\) .* \(3,\)"),
+        ({"low": torch.zeros(2), "high": torch.ones(2, device="meta")}, "of one device .* on cpu and .* on meta"),
+        ({"low": torch.zeros(2, dtype=torch.complex64)}, "low and high must be real"),
         ({"low": "0"}, "low must be a number or a real tensor, got '0'"),
         ({"high": True}, "high must be a number or a real tensor, got True"),
-        ({"high": torch.tensor([True])}, "high must be a number or a real tensor, got a bool tensor"),
-        ({"mutable": torch.ones(3)}, r"mutable must be a bool tensor or None, got a float32 tensor of shape \(3,\)"),
         ({"mutable": [True]}, r"mutable must be a bool tensor or None, got \[True\]"),
     ],
 )
@@ -173,9 +164,7 @@ def test_bad_balls(arguments: dict[str, Any], message: str) -> None:
 class Recorded(TorchDispatchMode):
     """Keeps what operators give; a copy from the host shows none."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[Any] = []
+    made: ClassVar[list[Any]] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.made.append(op(*args, **(kwargs or {})))
@@ -206,10 +195,8 @@ IMAGE = torch.zeros(2, 3, 2, 2)
         (L0Ball(1), torch.zeros(3), torch.zeros(3), r"x must be a floating-point tensor of shape \(n, ...\), got"),
         (L0Ball(1), IMAGE.int(), IMAGE.int(), "x must be a floating-point tensor"),
         (L0Ball(1), IMAGE, IMAGE[:1], "x_adv must have the shape, dtype and device of x"),
-        (L0Ball(1), IMAGE, IMAGE.double(), "got a float64 tensor .* for a float32 tensor"),
         (L0Ball(1), IMAGE, IMAGE.to("meta"), "on meta for .* on cpu"),
         (L0Ball(1, low=-torch.ones(3)), IMAGE, IMAGE, r"low must be broadcastable to x .* shape \(3,\)"),
-        (L0Ball(1, high=torch.ones(1, 2, 3, 2, 2)), IMAGE, IMAGE, "high must be broadcastable to x"),
         (L0Ball(1, mutable=torch.ones(2, 2, 2) > 0), IMAGE, IMAGE, "mutable must be broadcastable to x"),
         (L0Ball(1, mutable=torch.ones(2, device="meta") > 0), IMAGE, IMAGE, "mutable must be .* on its device"),
     ],

@@ -1,12 +1,12 @@
 """What the attacker may do: one value, passed to every attack, evaluation, certificate and report."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from .common import check_count
 
 __all__ = ["L0Ball", "Unit"]
 
@@ -38,13 +38,20 @@ class L0Ball:
     mutable: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 0:
-            raise ValueError(f"budget must be an int >= 0, got {self.budget!r}")
+        check_count("budget", self.budget, least=0)
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
-        _check_bound("low", self.low)
-        _check_bound("high", self.high)
-        _check_order(self.low, self.high)
+        for name, value in (("low", self.low), ("high", self.high)):
+            real = value.dtype != torch.bool if isinstance(value, Tensor) else isinstance(value, int | float)
+            if not real or isinstance(value, bool):
+                raise ValueError(f"{name} must be a number or a real tensor, got {describe(value)}")
+        try:
+            ordered = self.low <= self.high
+        except RuntimeError as error:
+            got = f"{describe(self.low)} and {describe(self.high)}"
+            raise ValueError(f"low and high must be real, of one device and broadcastable, got {got}") from error
+        if not (ordered.all() if isinstance(ordered, Tensor) else ordered):
+            raise ValueError(f"low must be <= high everywhere, got low={self.low!r} with high={self.high!r}")
         if self.mutable is not None and not (isinstance(self.mutable, Tensor) and self.mutable.dtype == torch.bool):
             raise ValueError(f"mutable must be a bool tensor or None, got {describe(self.mutable)}")
 
@@ -86,26 +93,22 @@ class L0Ball:
 
     def box(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``low, high, mutable`` as tensors broadcastable to x, on its device; the bounds in its dtype."""
+        bounds = [self.low, self.high, True if self.mutable is None else self.mutable]
         # Numbers are made on the device: a copy from the host would wait for it, which a CUDA graph cannot hold.
-        low, high = (
-            (bound if isinstance(bound, Tensor) else torch.full((), bound, dtype=torch.float64, device=x.device)).to(x)
-            for bound in (self.low, self.high)
-        )
-        mutable = torch.ones((), dtype=torch.bool, device=x.device) if self.mutable is None else self.mutable
-        return low, high, mutable
+        made = [b if isinstance(b, Tensor) else torch.full((), b, dtype=torch.float64, device=x.device) for b in bounds]
+        return made[0].to(x), made[1].to(x), made[2].bool()
 
     def part(self, x: Tensor, rows: Tensor, budget: int | None = None) -> Self:
-        """The ball for some rows of x, where box or mask may have a value for each row; with another budget, if given.
+        """The ball for the rows ``(m,)`` of x: their part of a box or mask with a value for each row.
 
-        rows: ``(m,)`` int64.
+        budget: another budget, if given.
         """
-
-        def take(value: Any) -> Any:
-            each = isinstance(value, Tensor) and value.ndim == x.ndim and len(value) == len(x) > 1
-            return value[rows] if each else value
-
-        low, high, mutable = take(self.low), take(self.high), take(self.mutable)
-        return replace(self, budget=self.budget if budget is None else budget, low=low, high=high, mutable=mutable)
+        changed: dict[str, Any] = {} if budget is None else {"budget": budget}
+        for name in ("low", "high", "mutable"):
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.ndim == x.ndim and len(value) == len(x) > 1:
+                changed[name] = value[rows]
+        return replace(self, **changed)
 
     def _units(self, numbers: Tensor) -> Tensor:
         """``(n, units)``: whether any number of a unit holds. numbers: bool, the shape of x."""
@@ -116,58 +119,32 @@ class L0Ball:
         return units.view(x.shape[0], 1, *x.shape[2:]) if self.unit == "pixel" else units.view(x.shape)
 
     def _check(self, x: Tensor, x_adv: Tensor) -> None:
-        if x.ndim < 2 or not x.is_floating_point():
+        if not isinstance(x, Tensor) or x.ndim < 2 or not x.is_floating_point():
             raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", got shape {tuple(x.shape)}')
         if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
-            raise ValueError(
-                f"x_adv must have the shape, dtype and device of x, got {describe(x_adv)} for {describe(x)}"
-            )
+            rule = "x_adv must have the shape, dtype and device of x"
+            raise ValueError(f"{rule}, got {describe(x_adv)} for {describe(x)}")
         for name, value in (("low", self.low), ("high", self.high), ("mutable", self.mutable)):
-            if isinstance(value, Tensor) and not (
-                value.device == x.device and _broadcast(value.shape, x.shape) == x.shape
-            ):
-                raise ValueError(
-                    f"{name} must be broadcastable to x and on its device, got {describe(value)} for {describe(x)}"
-                )
+            if isinstance(value, Tensor) and not _fits(value, x):
+                rule = f"{name} must be broadcastable to x and on its device"
+                raise ValueError(f"{rule}, got {describe(value)} for {describe(x)}")
         units = x.shape[1 if self.unit == "feature" else 2 :].numel()
         if self.budget > units:
-            raise ValueError(
-                f"budget must be at most the number of units of x, got budget={self.budget} with {units} units"
-            )
+            rule = "budget must be at most the number of units of x"
+            raise ValueError(f"{rule}, got budget={self.budget} with {units} units")
 
 
 def _differs(x: Tensor, x_adv: Tensor) -> Tensor:
     return (x != x_adv) & ~(x.isnan() & x_adv.isnan())
 
 
-def _check_bound(name: str, value: object) -> None:
-    if isinstance(value, Tensor):
-        good = value.dtype != torch.bool and not value.is_complex()
-    else:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good:
-        raise ValueError(f"{name} must be a number or a real tensor, got {describe(value)}")
-
-
-def _check_order(low: float | Tensor, high: float | Tensor) -> None:
-    if isinstance(low, Tensor) and isinstance(high, Tensor):
-        if low.device != high.device:
-            raise ValueError(f"low and high must be on one device, got {low.device} and {high.device}")
-        if _broadcast(low.shape, high.shape) is None:
-            shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
-            raise ValueError(f"low and high must be broadcastable to one another, got shapes {shapes}")
-    ordered = low <= high
-    if not (ordered.all() if isinstance(ordered, Tensor) else ordered):
-        raise ValueError(f"low must be <= high everywhere, got low={low!r} with high={high!r}")
-
-
-def _broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
+def _fits(value: Tensor, x: Tensor) -> bool:
     try:
-        return np.broadcast_shapes(tuple(one), tuple(other))
-    except ValueError:
-        return None
+        return value.expand(x.shape).device == x.device
+    except RuntimeError:
+        return False
 
 
 def describe(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What every attack has in common: checks at the door, queries, a record of what was found, the last check."""
+"""What every attack has in common: checks of its arguments, queries, the best point of each row, the last check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..common import Progress, Step, silent
 from ..nn import prepared
 from ..threat import L0Ball, Unit, describe
 from .draws import Draws
-from .surrogate import Surrogate, surrogate_gradients
+from .surrogate import surrogate_gradients
 
 __all__ = ["AttackResult", "Model", "Victim"]
 
@@ -83,14 +83,12 @@ class Victim:
         finite: bool = True,
     ) -> None:
         _check(x, y, ball, rows, target, finite)
-        self.x, self.ball = x.detach().contiguous(), ball
+        self.x, self.ball, self.n = x.detach().contiguous(), ball, len(x)
         # Counts the units of some rows, where a box with values for every row would not fit.
         self._ruler = L0Ball(ball.budget, ball.unit)
-        self.n = len(x)
         self.low, self.high, self.mutable = (t.expand_as(x) for t in ball.box(x))
-        self.model, self._target, self._minimal = model, target is not None, minimal
+        self.model, self._target, self._minimal, self._progress = model, target is not None, minimal, progress
         self._y, self._labels = y, (y if target is None else target).long()
-        self._progress = progress
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
@@ -106,26 +104,25 @@ class Victim:
                     stack.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
                 stack.enter_context(prepared(self.model))
-            self._start()
+            logits = self._logits(self.x.clone())
+            for name, labels in (("target" if self._target else "y", self._labels), ("y", self._y)):
+                out = labels[(labels < 0) | (labels >= logits.shape[1])]
+                if len(out):
+                    rule = f"{name} must lie in 0 .. {logits.shape[1] - 1}, the classes of the model"
+                    raise ValueError(f"{rule}, got {int(out[0])}")
+            self.margin, self.success = self._judge(logits, self._labels)
+            self.distance = torch.where(self.success, 0, -1)
+            self.x_adv, self.x_best = self.x.clone(), self.x.clone()
             self._restore = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore.close()
 
-    def _start(self) -> None:
-        logits = self._logits(self.x.clone())
-        _check_labels(logits, self._labels, "target" if self._target else "y")
-        _check_labels(logits, self._y, "y")
-        self.margin = self._margin(logits, self._labels)
-        self.success = self._wrong(logits, self._labels)
-        self.distance = torch.where(self.success, 0, -1)
-        self.x_adv, self.x_best = self.x.clone(), self.x.clone()
-
     @property
     def standing(self) -> Tensor:
         """Positions of the rows that are not broken: ``(m,)`` int64."""
-        return (~self.success).nonzero().squeeze(1)
+        return self.above(self.x[0].numel())
 
     def above(self, goal: int) -> Tensor:
         """Positions of the rows that are not broken within ``goal`` changed units: ``(m,)`` int64."""
@@ -136,7 +133,7 @@ class Victim:
         return by_unit(numbers, self.ball.unit)
 
     def points(self, units: Tensor) -> Tensor:
-        """What `units` took apart, put together: ``(m, ...)``."""
+        """The inverse of `units`: ``(m, ...)``."""
         return units.reshape(len(units), *self.x.shape[1:])
 
     def margins(self, points: Tensor, at: Tensor) -> Tensor:
@@ -144,71 +141,61 @@ class Victim:
 
         ``at`` may hold a row several times.
         """
-        return self._learn(points, at, self._logits(points), cost=1)
+        return self._learn(points, at, self._logits(points), cost=1)[0]
 
     def errs(self, points: Tensor, at: Tensor) -> Tensor:
         """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs and records as `margins`."""
-        logits = self._logits(points)
-        self._learn(points, at, logits, cost=1)
-        return self._wrong(logits, self._labels[at])
+        return self._learn(points, at, self._logits(points), cost=1)[1]
 
     def slopes(
         self,
         points: Tensor,
         at: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
-        surrogate: Surrogate | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Margins, and the gradient ``(m, ...)`` of a loss at the points; a forward and a backward each.
+        *,
+        straight: bool = False,
+        behind: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Margins, the gradient ``(m, ...)`` of a loss, and at what input; each point costs a forward and a backward.
 
         loss: logits ``(m, classes)`` and margins ``(m,)`` -> ``(m,)``; the margin itself if None.
-        surrogate: how the backward pass goes through truncated layers, see `surrogate_gradients`.
+        straight: the backward pass goes straight through truncated layers, see `surrogate_gradients`.
+        behind: a layer; the gradient is that to its output, the input is its own. If None, both are at the points.
         """
-
-        def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            leaf = part.detach().requires_grad_()
-            with torch.enable_grad(), surrogate_gradients(self.model, surrogate):
-                logits = self._ask(leaf)
-                margin = self._margin(logits, self._labels[rows])
-                value = (margin if loss is None else loss(logits, margin)).sum()
-                slope = torch.autograd.grad(value, leaf, allow_unused=True)[0] if logits.requires_grad else None
-            if slope is None:
-                raise ValueError("model must have a gradient for this attack, got logits that autograd cannot follow")
-            return logits.detach(), slope
-
-        _check_autograd()
-        logits, slope = self._in_parts(ask, points, at)
-        return self._learn(points, at, logits, cost=2), slope
-
-    def slopes_behind(self, layer: nn.Module, points: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Margins, a layer's input ``(m, ...)`` and the gradient of the margin to its output; a forward, a backward."""
+        if torch.is_inference_mode_enabled():
+            raise ValueError("an attack by gradients must be called outside of torch.inference_mode()")
         seen: list[tuple[Tensor, Tensor]] = []
 
         def cut(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            seen.append((inputs[0].detach(), output.detach().requires_grad_()))
+            seen.append((inputs[0], output.detach().requires_grad_()))
             return seen[-1][1].clone()  # what follows may write into it
 
         def ask(part: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            seen.clear()
-            hook = layer.register_forward_hook(cut)
-            try:
-                with torch.enable_grad():
-                    logits = self._ask(part)
-                    source, output = seen[-1]
-                    (slope,) = torch.autograd.grad(self._margin(logits, self._labels[rows]).sum(), output)
-            finally:
-                hook.remove()
-            return logits.detach(), source, slope
+            leaf = part.detach().requires_grad_(behind is None)
+            seen[:] = [(leaf, leaf)]
+            with ExitStack() as stack:
+                stack.enter_context(torch.enable_grad())
+                if straight:
+                    stack.enter_context(surrogate_gradients(self.model))
+                if behind is not None:
+                    stack.enter_context(behind.register_forward_hook(cut))
+                logits = self._ask(leaf)
+                margin = self._judge(logits, self._labels[rows])[0]
+                value = (margin if loss is None else loss(logits, margin)).sum()
+                source, leaf = seen[-1]
+                slope = torch.autograd.grad(value, leaf, allow_unused=True)[0] if logits.requires_grad else None
+            if slope is None:
+                raise ValueError("model must have a gradient for this attack, got logits that autograd cannot follow")
+            return logits.detach(), slope, source.detach()
 
-        _check_autograd()
-        logits, source, slope = self._in_parts(ask, points, at)
-        return self._learn(points, at, logits, cost=2), source, slope
+        logits, slope, source = self._in_parts(ask, points, at)
+        return self._learn(points, at, logits, cost=2)[0], slope, source
 
     def while_standing(self, steps: Iterable[int], name: str, goal: int | None = None) -> Iterator[int]:
         """Yields the steps until every row is broken (within ``goal`` units if given), and reports each of them."""
         steps, start = list(steps), time.monotonic()
         for number, step in enumerate(steps):
-            left = len(self.standing if goal is None else self.above(goal))
+            left = len(self.above(self.x[0].numel() if goal is None else goal))
             if not left:
                 return
             self.report(name, number, len(steps), start, f"{left} of {self.n} rows stand")
@@ -222,62 +209,56 @@ class Victim:
     def result(self) -> AttackResult:
         """Everything that was found, checked once more: points in the ball, successes by a forward of their own."""
         for name, points in (("x_adv", self.x_adv), ("x_best", self.x_best)):
-            outside = ~self.ball.contains(self.x, points)
-            if outside.any():
-                row = int(outside.nonzero()[0])
-                raise AssertionError(f"the attack left the ball: {name} of row {row}; please report this")
+            outside = (~self.ball.contains(self.x, points)).nonzero()
+            if len(outside):
+                raise AssertionError(f"the attack left the ball: {name} of row {int(outside[0])}; please report this")
         claimed = self.success.nonzero().squeeze(1)
         success, x_adv, distance = self.success.clone(), self.x_adv.clone(), self.distance.clone()
         if len(claimed):
             # A model whose answer depends on the batch or on chance may take a claim back.
-            wrong = self._wrong(self._logits(self.x_adv[claimed]), self._labels[claimed])
+            wrong = self._judge(self._logits(self.x_adv[claimed]), self._labels[claimed])[1]
             refuted = claimed[~wrong]
             success[refuted], distance[refuted] = False, -1
             x_adv[refuted] = self.x[refuted]
         return AttackResult(x_adv, success, distance, self.queries, self.x_best, self.margin)
 
-    def _learn(self, points: Tensor, at: Tensor, logits: Tensor, cost: int) -> Tensor:
-        labels = self._labels[at]
-        margin, wrong = self._margin(logits, labels), self._wrong(logits, labels)
+    def _learn(self, points: Tensor, at: Tensor, logits: Tensor, cost: int) -> tuple[Tensor, Tensor]:
+        """Counts the queries and keeps what is new. Returns margins and errors, ``(m,)`` each."""
+        every = self._judge(logits, self._labels[at])
         self.queries.index_add_(0, at, torch.full_like(at, cost))
-        news = (wrong | (margin < self.margin[at])).nonzero().squeeze(1)
-        if len(news):
-            self._record(points[news], at[news], margin[news], wrong[news])
-        return margin
-
-    def _record(self, points: Tensor, at: Tensor, margin: Tensor, wrong: Tensor) -> None:
+        news = (every[1] | (every[0] < self.margin[at])).nonzero().squeeze(1)
+        if not len(news):
+            return every
+        points, at, margin, wrong = points[news], at[news], every[0][news], every[1][news]
         distance, known = self._ruler.count(self.x[at], points), self.distance[at]
         inside = distance <= self.ball.budget if self._minimal else torch.ones_like(wrong)
         best = _least(at, margin, inside & (margin < self.margin[at]))
-        self.margin[at[best]] = margin[best]
-        self.x_best[at[best]] = points[best]
+        self.margin[at[best]], self.x_best[at[best]] = margin[best], points[best]
         nearest = _least(at, distance, inside & wrong & ((known < 0) | (distance < known)))
-        self.success[at[nearest]] = True
-        self.distance[at[nearest]] = distance[nearest]
+        self.success[at[nearest]], self.distance[at[nearest]] = True, distance[nearest]
         self.x_adv[at[nearest]] = points[nearest]
+        return every
 
+    @torch.no_grad()
     def _logits(self, points: Tensor) -> Tensor:
-        def ask(part: Tensor) -> tuple[Tensor]:
-            with torch.no_grad():
-                return (self._ask(part),)
-
-        return self._in_parts(ask, points)[0]
+        return self._in_parts(lambda part: (self._ask(part),), points)[0]
 
     def _in_parts(self, ask: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What ``ask`` says of rows of the tensors, in as many parts as memory asks for."""
+        """``ask`` for all rows of the tensors, in as many parts as memory requires."""
         while True:
             try:
                 answers = [ask(*parts) for parts in zip(*(t.split(self._chunk) for t in tensors), strict=True)]
                 return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
             except RuntimeError as error:
-                if self._chunk == 1 or not _out_of_memory(error):
+                full = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+                if self._chunk == 1 or not full:
                     raise
             self._chunk = (min(self._chunk, len(tensors[0])) + 1) // 2
 
     def _ask(self, points: Tensor) -> Tensor:
-        version = _version(points)
+        version = 0 if points.is_inference() else points._version  # rises when somebody writes into the points
         logits = self.model(points)
-        if _version(points) != version:
+        if not points.is_inference() and points._version != version:
             raise ValueError("model must leave its input as it is, got one that writes into it")
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(points) or logits.shape[1] < 2:
             rule = f"model must return logits of shape ({len(points)}, classes), 2 classes or more"
@@ -289,18 +270,16 @@ class Victim:
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
 
-    def _margin(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _judge(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The margin of each row, and whether it is broken: ``(m,)`` each."""
         own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
         others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
         margin = others - own if self._target else own - others
         # A search with nothing to compare would stand still.
         if not margin.isfinite().all():
             raise ValueError("model must return finite logits, got an infinite one where it decides the margin")
-        return margin
-
-    def _wrong(self, logits: Tensor, labels: Tensor) -> Tensor:
         given = logits.argmax(1) == labels
-        return given if self._target else ~given
+        return margin, given if self._target else ~given
 
 
 def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:
@@ -315,13 +294,11 @@ def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tensor | None, finite: bool) -> None:
-    if not isinstance(x, Tensor) or x.ndim < 2 or not x.is_floating_point():
-        raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
-    if len(x) == 0:
-        raise ValueError("x must have at least one row, got an empty batch")
     if not isinstance(ball, L0Ball):
         raise ValueError(f"ball must be an L0Ball, got {ball!r}")
-    ball.count(x, x)  # unit, budget and the shapes of the box
+    ball.count(x, x)  # x, unit, budget and the shapes of the box
+    if len(x) == 0:
+        raise ValueError("x must have at least one row, got an empty batch")
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
     for name, value in (("y", y), ("target", target), ("rows", rows)):
@@ -337,24 +314,3 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         low, high, mutable = ball.box(x)
         if not ((high - low).isfinite() | ~mutable).all():
             raise ValueError(f"this attack needs a finite box, got low={ball.low!r} and high={ball.high!r}")
-
-
-def _check_autograd() -> None:
-    if torch.is_inference_mode_enabled():
-        raise ValueError("an attack by gradients must be called outside of torch.inference_mode()")
-
-
-def _check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
-    classes = logits.shape[1]
-    out = (labels < 0) | (labels >= classes)
-    if out.any():
-        raise ValueError(f"{name} must lie in 0 .. {classes - 1}, the classes of the model, got {int(labels[out][0])}")
-
-
-def _version(points: Tensor) -> int:
-    """A number that rises when somebody writes into the points; inference tensors have none."""
-    return 0 if points.is_inference() else points._version
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from types import MappingProxyType
 from typing import Any, Generic, ParamSpec
 
 from .contract import AttackResult
@@ -17,9 +16,7 @@ P = ParamSpec("P")
 
 _SHARED = ("generator", "rows", "target", "progress")  # keyword arguments of every attack
 
-_registered: dict[str, Attack[...]] = {}
-
-ATTACKS: Mapping[str, Attack[...]] = MappingProxyType(_registered)
+ATTACKS: dict[str, Attack[...]] = {}
 """Every attack by its name. Only `attack` adds to it."""
 
 
@@ -66,8 +63,7 @@ def attack(**declaration: Any) -> Callable[[Callable[P, AttackResult]], Attack[P
     """Declares a function as an attack and adds it to `ATTACKS`. The arguments are the fields of `Attack`."""
 
     def declare(function: Callable[P, AttackResult]) -> Attack[P]:
-        own = Attack(function, **declaration)
-        _registered[own.name] = own
+        ATTACKS[function.__name__] = own = Attack(function, **declaration)
         return own
 
     return declare

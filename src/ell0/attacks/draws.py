@@ -12,15 +12,8 @@ from torch import Tensor
 __all__ = ["Draws"]
 
 
-def _signed(value: int) -> int:
-    """The int64 with the low 64 bits of an integer."""
-    return (value + 2**63) % 2**64 - 2**63
-
-
 # The constants of SplitMix64 (Steele, Lea and Flood, 2014); products wrap around in int64 as they do in uint64.
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+_GOLDEN, _FIRST, _SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -51,7 +44,9 @@ class Draws:
         query: for several moments int64 ``(q, 1)``; the result is ``(q, len(at), count)``.
         """
         moment = (query + 1) * _GOLDEN
-        stream = _mix(self._streams[at] + (moment if isinstance(moment, Tensor) else _signed(moment)))
+        if isinstance(moment, int):
+            moment = (moment + 2**63) % 2**64 - 2**63  # the int64 with the same low 64 bits
+        stream = _mix(self._streams[at] + moment)
         return _mix(stream.unsqueeze(-1) + torch.arange(1, count + 1, device=at.device) * _GOLDEN)
 
     def uniform(self, at: Tensor, query: int, count: int) -> Tensor:

@@ -15,6 +15,7 @@ from .sparse_rs import take
 
 __all__ = ["pointwise", "reset_units"]
 
+_STARTS = 8  # noises that a run draws
 _FEWER = 80  # per cent: a further noise must break the row with so many of the best start's units
 _BLOCK = 4  # units that are first tried together
 _TOGETHER = 1 << 24  # numbers in the runs that advance together
@@ -28,7 +29,6 @@ def pointwise(
     ball: L0Ball,
     *,
     repeats: int = 10,
-    starts: int = 8,
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
@@ -36,38 +36,37 @@ def pointwise(
 ) -> AttackResult:
     """Pointwise [Schott19]: a decision-based attack for few changed units; the nearest of ``repeats`` runs is kept.
 
-    A run sets units to salt and pepper, ``high`` and ``low``, in random order until the model errs. Then units go back
-    to their clean values, in random order, as long as the model still errs: in the end no single one can.
+    A run sets units to salt and pepper, ``high`` and ``low``, in random order until the model errs. Of 8 such noises it
+    takes the one with the fewest changed units. Then units go back to their clean values, in random order, as long as
+    the model still errs: in the end no single one can. A run is a success if its distance is within the budget; the
+    budget does not steer it.
 
     Args:
-        model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box. A run is
-            a success if its distance is within the budget; the budget does not steer it.
         repeats: runs of each row, which advance together.
-        starts: noises that a run draws; it goes on from the one with the fewest changed units.
-        generator, rows, target, progress: as in `sparse_rs`.
+        model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
 
     Differs from [Schott19]'s code: the level of noise is found by doubling and bisection, not on a grid; units go back
     in blocks that grow and shrink, so a run asks tens of queries, not thousands; each channel draws its own noise.
     """
     check_count("repeats", repeats)
-    check_count("starts", starts)
     with Victim(
         model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
     ) as victim:
         group = max(1, _TOGETHER // (repeats * x[0].numel()))
         for standing in victim.standing.split(group) if ball.budget else ():
-            at, points, order = _noise(victim, standing, repeats, starts)
+            at, points, order = _noise(victim, standing, repeats)
             reset_units(victim, at, points, order, "pointwise")
         return victim.result()
 
 
-def _noise(victim: Victim, standing: Tensor, repeats: int, starts: int) -> tuple[Tensor, Tensor, Tensor]:
+def _noise(victim: Victim, standing: Tensor, repeats: int) -> tuple[Tensor, Tensor, Tensor]:
     """The runs that found a start: rows ``(p,)``, points ``(p, channels, units)``, random orders ``(p, units)``."""
     at, clean = standing.repeat(repeats), victim.units(victim.x)[standing].repeat(repeats, 1, 1)
     fewest, points = torch.zeros_like(at), clean.clone()
     order = torch.zeros_like(clean[:, 0], dtype=torch.int64)
-    for start in range(starts):
-        noise, rank = _draw(victim, standing, [run * starts + start for run in range(repeats)])
+    for start in range(_STARTS):
+        noises, ranks = zip(*(_draw(victim, standing, run * _STARTS + start) for run in range(repeats)), strict=True)
+        noise, rank = torch.cat(noises), torch.cat(ranks)
         level = _least_level(victim, at, clean, noise, rank, fewest)
         found = level > 0
         fewest[found] = level[found]
@@ -77,23 +76,19 @@ def _noise(victim: Victim, standing: Tensor, repeats: int, starts: int) -> tuple
     return at[found], points[found], order[found]
 
 
-def _draw(victim: Victim, standing: Tensor, moments: list[int]) -> tuple[Tensor, Tensor]:
-    """Noise ``(p, channels, units)``, and the rank ``(p, units)`` at which a unit takes it; runs in order of moments.
+def _draw(victim: Victim, standing: Tensor, moment: int) -> tuple[Tensor, Tensor]:
+    """Noise ``(m, channels, units)``, and the rank ``(m, units)`` at which a unit takes it.
 
     The share of salt is drawn too: where the model takes even noise for the true class, an uneven one may do. Units on
     which the noise changes nothing come last, all with the same rank.
     """
     low, high, mutable, clean = (victim.units(t)[standing] for t in (victim.low, victim.high, victim.mutable, victim.x))
     numbers, units = clean.shape[1:].numel(), clean.shape[2]
-    noises, ranks = [], []
-    for moment in moments:
-        salt, key, share = victim.draws.uniform(standing, moment, numbers + units + 1).split([numbers, units, 1], dim=1)
-        noise = torch.where(mutable, torch.where(salt.view_as(clean) < share.unsqueeze(2), high, low), clean)
-        changes = (noise != clean).any(1)
-        rank = key.masked_fill(~changes, 1.0).argsort(dim=1).argsort(dim=1)
-        noises.append(noise)
-        ranks.append(torch.where(changes, rank, units))
-    return torch.cat(noises), torch.cat(ranks)
+    salt, key, share = victim.draws.uniform(standing, moment, numbers + units + 1).split([numbers, units, 1], dim=1)
+    noise = torch.where(mutable, torch.where(salt.view_as(clean) < share.unsqueeze(2), high, low), clean)
+    changes = (noise != clean).any(1)
+    rank = key.masked_fill(~changes, 1.0).argsort(dim=1).argsort(dim=1)
+    return noise, torch.where(changes, rank, units)
 
 
 def _noisy(clean: Tensor, noise: Tensor, rank: Tensor, level: Tensor) -> Tensor:
@@ -131,8 +126,7 @@ def reset_units(victim: Victim, at: Tensor, points: Tensor, order: Tensor, name:
     Args:
         at: ``(p,)``, rows, each as often as it has points.  points: ``(p, channels, units)``, on which the model errs.
         order: ``(p, units)``, the units in the order in which they are tried; clean ones may be among them.
-        name: of the attack, for the line of progress.
-        goal: a row that is broken within so many units is done.
+        name: of the attack, for progress.  goal: a row that is broken within so many units is done.
 
     Returns the points, ``(p, channels, units)``.
     """
@@ -141,33 +135,28 @@ def reset_units(victim: Victim, at: Tensor, points: Tensor, order: Tensor, name:
     queue = order.gather(1, (~changed).to(torch.int8).argsort(dim=1, stable=True))
     size = changed.sum(1)
     none, block = torch.zeros_like(size), size.clamp(max=_BLOCK)
-    path = torch.arange(len(at), device=at.device)
-    state = torch.stack([path, size, none, none, block, block, none, none])
+    # A column is a path, whose units are queue[path, :size]. Of those, [:kept] had to stay in this round, [kept:pos]
+    # are dealt with, [pos:end] are tried next, and cannot all go back if `failed`. The last `fresh` units that were
+    # tried had to stay with the rest as it is now.
+    state = torch.stack([torch.arange(len(at), device=at.device), size, none, none, block, block, none, none])
     start = time.monotonic()
-    while (state := state[:, _unsure(state) & torch.isin(at[state[0]], victim.above(goal))]).shape[1]:
-        victim.report(name, len(at) - state.shape[1], len(at), start, f"{int(victim.queries.max())} queries")
+    while True:
+        path, size, pos, kept, _, end, failed, fresh = state
+        unsure = (fresh < kept + size - pos) & torch.isin(at[path], victim.above(goal))
+        if not unsure.any():
+            return points
+        state = state[:, unsure]
         path, _, pos, _, _, end, failed, _ = state
-        stop = torch.where(failed > 0, (pos + end) // 2, end).unsqueeze(1)
-        columns = pos.unsqueeze(1) + torch.arange(int((stop.squeeze(1) - pos).max()), device=at.device)
+        victim.report(name, len(at) - len(path), len(at), start, f"{int(victim.queries.max())} queries")
+        stop = torch.where(failed > 0, (pos + end) // 2, end)
+        columns = pos.unsqueeze(1) + torch.arange(int((stop - pos).max()), device=at.device)
         # Shorter blocks name their first unit again: the same write, to the same place.
-        units = queue[path.unsqueeze(1), torch.where(columns < stop, columns, pos.unsqueeze(1))]
+        units = queue[path.unsqueeze(1), torch.where(columns < stop.unsqueeze(1), columns, pos.unsqueeze(1))]
         tried = points[path]
         tried.scatter_(2, units.unsqueeze(1).expand(-1, tried.shape[1], -1), take(clean, at[path], units))
         errs = victim.errs(victim.points(tried), at[path])
         points[path[errs]] = tried[errs]
-        state = _advance(state, queue, stop.squeeze(1), errs)
-    return points
-
-
-# The state of a path, a column of `state`: its units are queue[path, :size]. Of those, [:kept] had to stay in this
-# round, [kept:pos] are dealt with, [pos:end] are tried next, and cannot all go back if `failed`. The last `fresh` units
-# that were tried had to stay with the rest as it is now.
-
-
-def _unsure(state: Tensor) -> Tensor:
-    """Whether some unit of a path might still go back: ``(p,)``."""
-    _, size, pos, kept, _, _, _, fresh = state.unbind()
-    return fresh < kept + size - pos
+        state = _advance(state, queue, stop, errs)
 
 
 def _advance(state: Tensor, queue: Tensor, stop: Tensor, errs: Tensor) -> Tensor:

@@ -65,9 +65,8 @@ def sparse_rs(
     if values not in get_args(Values):
         raise ValueError(f'values must be "corners" or "uniform", got {values!r}')
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
-        palette = Palette(victim, values)
         for restart in range(restarts if ball.budget else 0):
-            search = Search(victim, palette, first=restart * queries)
+            search = Search(victim, values, first=restart * queries)
             for query in victim.while_standing(range(queries), f"sparse_rs, run {restart + 1} of {restarts}"):
                 search.step(max(int(_alpha(alpha, query, queries) * ball.budget), 1))
         return victim.result()
@@ -78,41 +77,6 @@ def _alpha(alpha: float, query: int, queries: int) -> float:
     return alpha / next((divisor for until, divisor in _SCHEDULE if share <= until), 20)
 
 
-class Palette:
-    """The values a changed number may take, drawn at random."""
-
-    def __init__(self, victim: Victim, values: Values, low: Tensor | None = None, high: Tensor | None = None) -> None:
-        """low, high: ``(n, channels, units)``, a box inside that of the ball."""
-        self._low = victim.units(victim.low) if low is None else low
-        self._high = victim.units(victim.high) if high is None else high
-        self._mutable, self._clean = victim.units(victim.mutable), victim.units(victim.x)
-        self._uniform = values == "uniform"
-
-    @property
-    def draws(self) -> int:
-        """Random numbers that a unit costs: one for each of its numbers, two to make sure that it changes."""
-        return self._low.shape[1] + 2
-
-    def pick(self, at: Tensor, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
-        """Values ``(m, channels, s)`` for units ``(m, s)`` of the rows ``at``, from random ``(m, s, draws)``.
-
-        now: ``(m, channels, s)``; no unit gets its value of now, if there is another corner.
-        """
-        low, high, mutable = (take(t, at, units) for t in (self._low, self._high, self._mutable))
-        random = random.transpose(1, 2)
-        mine = random[:, : low.shape[1]]
-        if self._uniform:
-            value = (low + (high - low) * mine.to(low.dtype)).clamp(low, high)
-        else:
-            value = torch.where(mine < 0.5, low, high)
-            if now is not None:
-                number = (random[:, -2:-1] * mutable.sum(1, keepdim=True)).long()
-                altered = mutable & (mutable.cumsum(1) - 1 == number)
-                stuck = ((value == now) | ~mutable).all(1, keepdim=True)
-                value = torch.where(stuck & altered, torch.where(mine < 0.5, high, low), value)
-        return torch.where(mutable, value, take(self._clean, at, units))
-
-
 def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
     """``(m, channels, s)``: some units ``(m, s)`` of some rows ``(m,)`` of numbers ``(n, channels, units)``."""
     channels = torch.arange(numbers.shape[1], device=at.device)
@@ -120,50 +84,54 @@ def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
 
 
 class Search:
-    """The state of a random search: for each standing row a set of changed units, and the best point so far.
+    """A random search: for each standing row a set of changed units, and the best point so far.
 
     Rows are changed in place and back again where a step does not pay, so a step costs what it moves.
+
+    Args:
+        values: as in `sparse_rs`.  box: ``(n, channels, units)`` twice, a box inside that of the ball.
+        first: number of the first moment of drawing.
+        start: ``(n, ...)``, the points of ``victim.margin``, to go on from.  limit: queries after which a row leaves.
     """
 
     def __init__(
         self,
         victim: Victim,
-        palette: Palette,
+        values: Values = "corners",
         *,
+        box: tuple[Tensor, Tensor] | None = None,
         first: int = 0,
         start: Tensor | None = None,
         limit: int | None = None,
     ) -> None:
-        """first: number of the first moment of drawing.  start: ``(n, ...)``, the points of ``victim.margin``, to go
-        on from.  limit: queries after which a row leaves.
-        """
-        self._victim, self._palette, self._limit = victim, palette, limit
-        self._moment = first
+        self._victim, self._uniform, self._moment, self._limit = victim, values == "uniform", first, limit
+        self._clean, self._mutable = victim.units(victim.x), victim.units(victim.mutable)
+        self._low, self._high = box or (victim.units(victim.low), victim.units(victim.high))
         self._at = at = victim.standing
-        mutable = victim.units(victim.mutable).any(1)[at]
-        self._size = mutable.sum(1).clamp(max=victim.ball.budget)
-        self._rest = mutable.sum(1) - self._size
+        free = self._mutable.any(1)[at]
+        self._size = free.sum(1).clamp(max=victim.ball.budget)
+        self._rest = free.sum(1) - self._size
+        self._begun, self._best = start is not None, victim.margin[at].clone()
+        self._points = victim.units((victim.x if start is None else start)[at].clone())
         # Each row's units, the changed ones first, then those that may change, then the frozen ones.
-        rank = (~mutable).to(torch.int8)
-        if start is None:
-            self._points = victim.units(victim.x[at].clone())
-            self._best: Tensor | None = None
-        else:
-            self._points = victim.units(start[at].clone())
-            rank[(self._points != victim.units(victim.x)[at]).any(1)] = -1
-            self._best = victim.margin[at].clone()
+        rank = (~free).to(torch.int8)
+        rank[(self._points != self._clean[at]).any(1)] = -1
         self._order = rank.argsort(dim=1, stable=True)
 
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
-        self._drop_broken()
-        if not len(self._at):
-            return
-        if self._best is None:
-            self._begin()
-        else:
-            self._move(moved)
-        self._moment += 1
+        stands = ~self._victim.success[self._at]
+        if self._limit is not None:
+            stands &= self._victim.queries[self._at] < self._limit
+        if not stands.all():
+            self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
+            self._size, self._rest, self._best = self._size[stands], self._rest[stands], self._best[stands]
+        if len(self._at):
+            if self._begun:
+                self._move(moved)
+            else:
+                self._begin()
+            self._begun, self._moment = True, self._moment + 1
 
     def _begin(self) -> None:
         count = int(self._size.max())
@@ -171,7 +139,7 @@ class Search:
         for i in range(count):
             self._shuffle(torch.zeros_like(self._size), i, self._size + self._rest, random[:, i, 0])
         units = self._order[:, :count]
-        values = self._palette.pick(self._at, units, random[:, :, 1:])
+        values = self._values(units, random[:, :, 1:])
         held = torch.arange(count, device=units.device) < self._size.unsqueeze(1)
         self._write(units, torch.where(held.unsqueeze(1), values, self._read(units)))
         self._best = self._margins()
@@ -187,15 +155,13 @@ class Search:
         # Where nothing else may change, a unit of the set gets another value.
         coming = torch.where(going < self._rest.unsqueeze(1), self._size.unsqueeze(1) + going, going)
         out, into = self._order.gather(1, going), self._order.gather(1, coming)
-        drawn = random[:, moved:, 1:].gather(1, going.unsqueeze(2).expand(-1, -1, self._palette.draws))
-        values = self._palette.pick(self._at, into, drawn, self._read(into) if moved == 1 else None)
-        clean = take(self._victim.units(self._victim.x), self._at, out)
-        clean = torch.where((out == into).unsqueeze(1), values, clean)
+        drawn = random[:, moved:, 1:].gather(1, going.unsqueeze(2).expand(-1, -1, random.shape[2] - 1))
+        values = self._values(into, drawn, self._read(into) if moved == 1 else None)
+        clean = torch.where((out == into).unsqueeze(1), values, take(self._clean, self._at, out))
         units = torch.cat([out, into], 1)
         old, new = self._read(units), torch.cat([clean, values], 2)
         self._write(units, new)
         margin = self._margins()
-        assert self._best is not None
         accept = (margin < self._best) | (margin < -1e-6)
         self._best = torch.where(accept, margin, self._best)
         self._write(units, torch.where(accept.view(-1, 1, 1), new, old))
@@ -210,29 +176,35 @@ class Search:
         self._order.scatter_(1, mine, there)
         self._order.scatter_(1, other, here)
 
+    def _random(self, units: int) -> Tensor:
+        """``(m, units, 3 + channels)``: for each unit one to place it, one for each number, two so that it changes."""
+        each = 3 + self._clean.shape[1]
+        return self._victim.draws.uniform(self._at, self._moment, units * each).view(len(self._at), units, each)
+
+    def _values(self, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
+        """New values ``(m, channels, s)`` for units ``(m, s)``, from random ``(m, s, channels + 2)``.
+
+        now: ``(m, channels, s)``; no unit gets its value of now, if there is another corner.
+        """
+        low, high, mutable = (take(t, self._at, units) for t in (self._low, self._high, self._mutable))
+        random = random.transpose(1, 2)
+        mine = random[:, : low.shape[1]]
+        if self._uniform:
+            value = (low + (high - low) * mine.to(low.dtype)).clamp(low, high)
+        else:
+            value = torch.where(mine < 0.5, low, high)
+            if now is not None:
+                number = (random[:, -2:-1] * mutable.sum(1, keepdim=True)).long()
+                altered = mutable & (mutable.cumsum(1) - 1 == number)
+                stuck = ((value == now) | ~mutable).all(1, keepdim=True)
+                value = torch.where(stuck & altered, torch.where(mine < 0.5, high, low), value)
+        return torch.where(mutable, value, take(self._clean, self._at, units))
+
     def _margins(self) -> Tensor:
         return self._victim.margins(self._victim.points(self._points), self._at)
 
-    def _drop_broken(self) -> None:
-        stands = ~self._victim.success[self._at]
-        if self._limit is not None:
-            stands &= self._victim.queries[self._at] < self._limit
-        if stands.all():
-            return
-        self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
-        self._size, self._rest = self._size[stands], self._rest[stands]
-        if self._best is not None:
-            self._best = self._best[stands]
-
-    def _random(self, units: int) -> Tensor:
-        each = 1 + self._palette.draws
-        return self._victim.draws.uniform(self._at, self._moment, units * each).view(len(self._at), units, each)
-
-    def _spread(self, units: Tensor) -> Tensor:
-        return units.unsqueeze(1).expand(-1, self._points.shape[1], -1)
-
     def _read(self, units: Tensor) -> Tensor:
-        return self._points.gather(2, self._spread(units))
+        return self._points.gather(2, units.unsqueeze(1).expand(-1, self._points.shape[1], -1))
 
     def _write(self, units: Tensor, values: Tensor) -> None:
-        self._points.scatter_(2, self._spread(units), values)
+        self._points.scatter_(2, units.unsqueeze(1).expand(-1, self._points.shape[1], -1), values)

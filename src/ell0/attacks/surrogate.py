@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,52 +12,44 @@ from torch.nn.grad import conv2d_input
 
 from ..nn import InputClamp, InputTruncation, TruncatedConv2d, TruncatedLinear
 
-__all__ = ["Surrogate", "surrogate_gradients"]
-
-Surrogate = Literal["straight"]
+__all__ = ["surrogate_gradients"]
 
 InputGradient = Callable[[Tensor, Tensor], Tensor]
 """The gradient to the input of a layer, from the gradient to its output and the input."""
 
 
 @contextmanager
-def surrogate_gradients(model: object, kind: Surrogate | None) -> Iterator[None]:
+def surrogate_gradients(model: object) -> Iterator[None]:
     """Inside, layers of the model that truncate or clamp give their exact values with another gradient to their input.
 
-        straight:  d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
+        d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
 
     An `InputClamp` passes the gradient on unchanged, beyond its ends too: from there a number can come back.
     The layers are the `TruncatedLinear`, `TruncatedConv2d`, `InputTruncation` and `InputClamp` of an ``nn.Module``;
-    their parameters keep their ordinary gradients. Nothing changes if ``kind`` is None, or for any other model.
-    Afterwards the layers are as they were; uses may be nested.
+    their parameters keep their ordinary gradients. Nothing changes for any other model. Afterwards the layers are as
+    they were; uses may be nested.
     """
-    if kind not in (None, "straight"):
-        raise ValueError(f'surrogate must be "straight" or None, got {kind!r}')
-    layers = model.modules() if isinstance(model, nn.Module) and kind is not None else ()
-    with ExitStack() as stack:
+    kinds = (TruncatedLinear, TruncatedConv2d, InputTruncation, InputClamp)
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [layer for layer in modules if isinstance(layer, kinds)]
+    before = [layer.__dict__.get("forward") for layer in layers]
+    try:
         for layer in layers:
-            if isinstance(layer, TruncatedLinear | TruncatedConv2d | InputTruncation | InputClamp):
-                stack.enter_context(_forward(layer, _straight(layer)))
+            layer.__dict__["forward"] = _redirected(layer.forward, _straight(layer))
         yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            layer.__dict__.pop("forward", None)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
 
 
-@contextmanager
-def _forward(layer: nn.Module, gradient: InputGradient) -> Iterator[None]:
-    """Gives one layer a forward of its own, and then back the state it was in."""
-    ordinary, own = layer.forward, "forward" in layer.__dict__
-
+def _redirected(ordinary: Callable[[Tensor], Tensor], gradient: InputGradient) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
         return _Redirect.apply(ordinary(x.detach()), x, gradient)  # type: ignore[no-any-return]
 
-    layer.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if own:
-            layer.__dict__["forward"] = ordinary
-        else:
-            del layer.__dict__["forward"]
+    return forward
 
 
 class _Redirect(torch.autograd.Function):

@@ -1,16 +1,7 @@
 """Clean and robust accuracy: attacks in order of price on the rows still standing, claims checked, flags raised."""
 
 from ..results import Share
-from .entries import Entry, cascade
-from .evaluate import evaluate
-from .evaluation import AttackRecord, CurvePoint, Evaluation
+from .evaluate import Entry, cascade, evaluate
+from .evaluation import Evaluation
 
-__all__ = [
-    "AttackRecord",
-    "CurvePoint",
-    "Entry",
-    "Evaluation",
-    "Share",
-    "cascade",
-    "evaluate",
-]
+__all__ = ["Entry", "Evaluation", "Share", "cascade", "evaluate"]

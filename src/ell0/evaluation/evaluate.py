@@ -1,40 +1,88 @@
-"""Attacks in order of price on the rows still standing."""
+"""Which attacks run, and evaluation: attacks in order of price on the rows still standing."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attacks import ATTACKS, AttackResult, declared
 from ..attacks.contract import Model, Victim
-from ..common import Progress, Step, check_count, seeded, silent
+from ..common import Progress, Step, check_count, check_out, did_you_mean, seeded, silent
 from ..parallel import ALONE, Team
-from ..results import Share
+from ..results import CLEAN, Share
 from ..threat import L0Ball
-from .entries import AttackFunction, Entry, entries_of
 from .evaluation import Evaluation, percent
-from .flags import (
-    Attacked,
-    Probe,
-    batches,
-    beaten_flags,
-    check_claims,
-    clean_pass,
-    doubt_flags,
-    model_flags,
-    output_flags,
-)  # fmt: skip
+from .flags import Attacked, Probe, check_claims, clean_pass, raised
 from .identity import of_attack, of_model, of_value
-from .state import AttackedRows, State
+from .state import State, compact
 
 _NOISE = 10  # how many times the noise of a few rows the clean margins of all may differ between two runs
+
+AttackFunction = Callable[..., AttackResult]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An attack of an evaluation: ``attack(model, x, y, ball, *, generator, rows)``, and whether it is white-box."""
+
+    attack: AttackFunction
+    white_box: bool
+
+
+def cascade(
+    names: Collection[str] | None = None, *, queries: int | None = None, steps: int | None = None
+) -> dict[str, Entry]:
+    """Attacks for `ell0.evaluate`, in the order of their names. None: the default ones, the cheapest first.
+
+    Args:
+        names: of ``ATTACKS`` or of the default ones.
+        queries, steps: what each may spend on a row, whichever of the two it counts. None: its own default.
+    """
+    spent = {key: value for key, value in (("queries", queries), ("steps", steps)) if value is not None}
+    for key, value in spent.items():
+        check_count(key, value)
+    default: dict[str, AttackFunction] = {}
+    for attack in sorted((a for a in ATTACKS.values() if a.cascade is not None), key=lambda a: a.cascade or 0):
+        default |= {f"{attack.name}_{name}": partial(attack, **given) for name, given in attack.variants.items()}
+        default |= {} if attack.variants else {attack.name: attack}
+    known: dict[str, AttackFunction] = {**ATTACKS, **default}
+    chosen: dict[str, Entry] = {}
+    for name in default if names is None else names:
+        if name not in known:
+            raise ValueError(f"attack must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+        if name in chosen:
+            raise ValueError(f"attacks must differ, got {name!r} twice")
+        own = declared(known[name])
+        assert own is not None
+        given = {key: value for key, value in spent.items() if key in own.settings}
+        chosen[name] = Entry(partial(known[name], **given) if given else known[name], own.white_box)
+    return chosen
+
+
+def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None) -> dict[str, Entry]:
+    if attacks is not None and (isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks)):
+        raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
+    if not isinstance(attacks, Mapping):
+        return cascade(attacks)
+    entries = {}
+    for name, attack in attacks.items():
+        function = attack.attack if isinstance(attack, Entry) else attack
+        if not isinstance(name, str) or name in ("", CLEAN):
+            raise ValueError(f"attacks must be named by strings other than {CLEAN!r}, got {name!r}")
+        if not callable(function):
+            raise ValueError(f"attacks must be functions, got {attack!r} as {name!r}")
+        own = declared(function)
+        if not isinstance(attack, Entry) and own is None:
+            raise ValueError(f"an attack that is not declared must be an Entry(..., white_box=...), got {name!r}")
+        entries[name] = attack if isinstance(attack, Entry) else Entry(attack, own is not None and own.white_box)
+    return entries
 
 
 def evaluate(
@@ -62,12 +110,11 @@ def evaluate(
     Args:
         model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
-            is not of ``ell0.attacks`` must be an `Entry`, which says whether it is white-box. Default: `cascade`; for a
-            model without gradients its black-box attacks. White-box attacks named for such a model raise.
+            is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`; for a model without gradients its
+            black-box attacks. White-box attacks named for such a model raise.
         budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
             rows still standing: a row broken with d changes is broken at every budget from d.
-        batch: rows in one call of an attack, on each rank; the result does not depend on it if the model's answer for a
-            row does not depend on the rest of its batch.
+        batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         state_path: file that is rewritten after each batch. A killed evaluation that is called again with the same
             arguments goes on from it, with any batch size.
@@ -78,15 +125,16 @@ def evaluate(
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
     """
-    entries = entries_of(attacks)
+    entries = _entries(attacks)
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
-    path = team.once(partial(_checked_path, state_path))
+    path = None if state_path is None else Path(state_path)
+    team.once(partial(_check_path, path))
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
     steps = _checked_budgets(budgets, ball)
-    flags = model_flags(model)
+    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
     attacked, first = Attacked(model, x, y, ball), torch.zeros(1, dtype=torch.int64, device=x.device)
     with attacked.victim(first):  # the model stays in eval mode to the end, for every attack
         probe = team.once(partial(Probe.of, model, x))
@@ -105,24 +153,25 @@ def evaluate(
         turns = list(product(filter(None, steps), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
             stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
-            waiting = (state.verdict < 0) & (state.tried[:, column] < budget)
-            for rows in batches(waiting.nonzero().squeeze(1), batch * team.size):
+            waiting = ((state.verdict < 0) & (state.tried[:, column] < budget)).nonzero().squeeze(1)
+            for rows in waiting.split(batch * team.size) if len(waiting) else ():
                 start = time.perf_counter()
                 own = team.share(rows).to(x.device)
-                run = partial(_run, entry, attacked, own, budget, seeded(seed, name), partial(_within, report, stage))
-                for found in team.gather(run):
-                    if found is not None:
-                        state.learn(column, budget, found)
+                run = partial(
+                    _run, entry.attack, attacked, own, budget, seeded(seed, name), partial(_within, report, stage)
+                )
+                for found in filter(None, team.gather(run)):
+                    state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - start
                 if path is not None and team.first:
                     state.save(path, x, parts)
-            if waiting.any():
+            if len(waiting):
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
-    flags += output_flags(probe, blocked, int(blind.sum()), lost, len(x))
-    flags += doubt_flags(state, 0 if probe.random else lost)
-    flags += beaten_flags(state, {name: entry.gradients_only for name, entry in entries.items()})
+    # A white-box attack that is not declared is taken for one that uses gradients only.
+    said = {name: declared(entry.attack) for name, entry in entries.items()}
+    gradients_only = {name: own.gradients_only if own else entries[name].white_box for name, own in said.items()}
     return Evaluation(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
@@ -134,7 +183,9 @@ def evaluate(
         tried=state.tried,
         seconds=tuple(state.seconds.tolist()),
         units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=tuple(flags),
+        flags=raised(
+            probe, state, gradients_only, training=training, blocked=blocked, blind=int(blind.sum()), lost=lost
+        ),
     )
 
 
@@ -143,12 +194,14 @@ def _within(report: Progress, stage: Step, step: Step) -> None:
 
 
 def _run(
-    entry: Entry, attacked: Attacked, rows: Tensor, budget: int, key: torch.Generator, progress: Progress
-) -> AttackedRows | None:
-    """What an attack finds for some rows; None if there are none."""
+    attack: AttackFunction, attacked: Attacked, rows: Tensor, budget: int, key: torch.Generator, progress: Progress
+) -> list[Tensor]:
+    """What an attack finds for some rows, as `State.learn` takes it; nothing if there are none."""
     if not len(rows):
-        return None
-    return AttackedRows.of(rows, attacked.x[rows], entry(attacked.part(rows, budget), key, rows, progress))
+        return []
+    more = {} if declared(attack) is None else {"progress": progress}
+    result = attack(*attacked.part(rows, budget), generator=key, rows=rows, **more)
+    return compact(rows, attacked.x[rows], result)
 
 
 def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: int) -> None:
@@ -161,7 +214,7 @@ def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: 
         logits = model(x)
     label = (logits.argmax(1) + 1) % logits.shape[1]
     for name, entry in entries.items():
-        entry((model, x, label, ball), seeded(seed, name), row)
+        entry.attack(model, x, label, ball, generator=seeded(seed, name), rows=row)
 
 
 def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int) -> dict[str, str]:
@@ -172,19 +225,12 @@ def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int,
     return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}
 
 
-def _checked_path(state_path: Path | str | None) -> Path | None:
-    if state_path is None:
-        return None
-    path = Path(state_path)
-    if path.is_dir():
-        raise ValueError(f"state_path must be a file, got the folder {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"state_path must be in a folder that exists, got {str(path)!r}")
+def _check_path(path: Path | None) -> None:
     try:
-        tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.").close()
+        if path is not None:
+            check_out(path)
     except OSError as error:
         raise ValueError(f"state_path must be where a file can be written, got {str(path)!r} ({error})") from error
-    return path
 
 
 def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:

@@ -11,34 +11,6 @@ from torch import Tensor
 from ..results import CLEAN, WORST_CASE, Figure, Measurement, Share, median
 from ..threat import L0Ball
 
-_BESIDE = ("white_box", "attacked", "broken", "queries")
-
-
-@dataclass(frozen=True)
-class AttackRecord:
-    """What one attack of an evaluation did.
-
-    attacked, broken: rows it was given, all still standing then, and rows it broke.
-    robust_accuracy: share of all rows that neither this attack nor one before it broke.
-    queries, seconds: spent on all its rows together.
-    """
-
-    white_box: bool
-    attacked: int
-    broken: int
-    robust_accuracy: Share
-    queries: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """One point of a curve over budgets; decided: how many rows each attack, or ``"clean"``, has broken up to it."""
-
-    budget: int
-    robust_accuracy: Share
-    decided: dict[str, int]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -65,17 +37,13 @@ class Evaluation:
     flags: tuple[str, ...]
 
     @property
-    def n(self) -> int:
-        return len(self.verdict)
-
-    @property
     def clean_accuracy(self) -> Share:
-        return self._share(self.verdict != 0)
+        return _share(self.verdict != 0)
 
     @property
     def robust_accuracy(self) -> Share:
         """Share of rows that no attack broke."""
-        return self._share(self.verdict < 0)
+        return _share(self.verdict < 0)
 
     @property
     def decided(self) -> tuple[str | None, ...]:
@@ -84,23 +52,21 @@ class Evaluation:
         return tuple(names[i] if i >= 0 else None for i in self.verdict.tolist())
 
     @property
-    def per_attack(self) -> dict[str, AttackRecord]:
-        return {
-            name: AttackRecord(
-                white_box,
-                int((self.tried[:, i] > 0).sum()),
-                int((self.verdict == i + 1).sum()),
-                self._share((self.verdict < 0) | (self.verdict > i + 1)),
-                int(self.queries[:, i].sum()),
-                self.seconds[i],
-            )
-            for i, (name, white_box) in enumerate(self.attacks.items())
-        }
+    def curve(self) -> list[Measurement]:
+        """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had.
+
+        ``decided`` counts the rows that each attack, or ``"clean"``, has broken up to that budget.
+        """
+        return self.rows()[1 : 1 + len(self.budgets)]
 
     @property
-    def curve(self) -> tuple[CurvePoint, ...]:
-        """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had."""
-        return tuple(self._point(budget) for budget in self.budgets)
+    def per_attack(self) -> dict[str, Measurement]:
+        """For each attack the share of all rows that neither it nor one before it broke.
+
+        ``beside`` holds ``white_box``, ``attacked`` and ``broken`` (rows it was given, all standing then, and rows it
+        broke) and its ``queries`` on all of them.
+        """
+        return dict(zip(self.attacks, self.rows()[1 + len(self.budgets) :], strict=True))
 
     def rho(self) -> Figure:
         """Median distance with its 95 % interval: misclassified counts 0, never broken counts the number of units.
@@ -110,44 +76,40 @@ class Evaluation:
         return median(torch.where(self.verdict < 0, self.units, self.distance))
 
     def rows(self, **identity: Any) -> list[Measurement]:
-        """Measurements for `ell0.results.Results`; ``identity`` goes into every one."""
+        """Clean accuracy, `curve` and `per_attack`, for `ell0.results.Results`; ``identity`` goes into every one."""
         identity = {**identity, "unit": self.ball.unit}
-        worst = [
-            Measurement.of(
-                "robust_accuracy", point.robust_accuracy, attack=WORST_CASE, **identity, budget=point.budget,
-                decided=point.decided, flags=self.flags,
-            )
-            for point in self.curve
-        ]  # fmt: skip
-        single = [
-            Measurement.of(
-                "robust_accuracy", record.robust_accuracy, attack=name, **identity, budget=self.ball.budget,
-                seconds=record.seconds, beside={key: getattr(record, key) for key in _BESIDE},
-            )
-            for name, record in self.per_attack.items()
-        ]  # fmt: skip
-        return [Measurement.of("clean_accuracy", self.clean_accuracy, **identity), *worst, *single]
+        rows = [Measurement.of("clean_accuracy", self.clean_accuracy, **identity)]
+        for budget in self.budgets:
+            broken = (self.verdict >= 0) & (self.distance <= budget)
+            counts = torch.bincount(self.verdict[broken], minlength=len(self.attacks) + 1).tolist()
+            decided = dict(zip((CLEAN, *self.attacks), counts, strict=True))
+            given = {"attack": WORST_CASE, **identity, "budget": budget, "decided": decided, "flags": self.flags}
+            rows.append(Measurement.of("robust_accuracy", _share(~broken), **given))
+        for i, (name, white_box) in enumerate(self.attacks.items()):
+            counts = [(self.tried[:, i] > 0).sum(), (self.verdict == i + 1).sum(), self.queries[:, i].sum()]
+            beside = dict(zip(("attacked", "broken", "queries"), map(int, counts), strict=True))
+            given = {"attack": name, **identity, "budget": self.ball.budget, "seconds": self.seconds[i]}
+            share = _share((self.verdict < 0) | (self.verdict > i + 1))
+            rows.append(Measurement.of("robust_accuracy", share, **given, beside={"white_box": white_box, **beside}))
+        return rows
 
     def __str__(self) -> str:
         width = max(len(name) for name in ("attack", *self.attacks))
-        lines = [f"clean accuracy {percent(self.clean_accuracy)}, n = {self.n}"]
+        lines = [f"clean accuracy {percent(self.clean_accuracy)}, n = {len(self.verdict)}"]
         lines.append(f"{'attack':{width}}  attacked  broken  standing     queries  seconds")
-        for name, record in self.per_attack.items():
-            figures = f"{record.attacked:8}  {record.broken:6}  {100 * record.robust_accuracy:6.1f} %"
-            lines.append(f"{name:{width}}  {figures}  {record.queries:10}  {record.seconds:7.1f}")
-        for point in self.curve:
-            lines.append(f"robust accuracy {percent(point.robust_accuracy)}, {point.budget} {self.ball.unit}s changed")
+        for name, row in self.per_attack.items():
+            figures = f"{row.beside['attacked']:8}  {row.beside['broken']:6}  {100 * row.value:6.1f} %"
+            lines.append(f"{name:{width}}  {figures}  {row.beside['queries']:10}  {row.seconds:7.1f}")
+        for row in self.curve:
+            lines.append(f"robust accuracy {percent(row)}, {row['budget']} {self.ball.unit}s changed")
         return "\n".join(lines + [f"flag: {flag}" for flag in self.flags])
 
-    def _share(self, rows: Tensor) -> Share:
-        return Share(int(rows.sum()), self.n)
 
-    def _point(self, budget: int) -> CurvePoint:
-        broken = (self.verdict >= 0) & (self.distance <= budget)
-        counts = torch.bincount(self.verdict[broken], minlength=len(self.attacks) + 1).tolist()
-        return CurvePoint(budget, self._share(~broken), dict(zip((CLEAN, *self.attacks), counts, strict=True)))
+def _share(rows: Tensor) -> Share:
+    return Share(int(rows.sum()), len(rows))
 
 
-def percent(share: Share) -> str:
+def percent(figure: Share | Measurement) -> str:
     """A share in words, with its interval."""
-    return f"{100 * share:.1f} % ({100 * share.low:.1f}-{100 * share.high:.1f})"
+    value = figure.value if isinstance(figure, Measurement) else float(figure)
+    return f"{100 * value:.1f} % ({100 * (figure.low or 0.0):.1f}-{100 * (figure.high or 0.0):.1f})"

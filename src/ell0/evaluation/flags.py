@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attacks.contract import Model, Victim
 from ..parallel import Team
@@ -55,18 +55,15 @@ class Probe:
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
         random = not torch.allclose(logits, again, _SAME, _SAME)
-        return cls(_differentiable(model, x[:1]), noise, random, softmaxed)
-
-
-def _differentiable(model: Model, x: Tensor) -> bool:
-    leaf = x.detach().clone().requires_grad_()
-    try:
-        with torch.enable_grad():
-            logits = model(leaf)
-            # Weights that ask for a gradient make the logits ask for one even where x has none.
-            return logits.requires_grad and torch.autograd.grad(logits.sum(), leaf, allow_unused=True)[0] is not None
-    except RuntimeError:  # a model that leaves torch, through x.numpy() for one
-        return False
+        leaf = x[:1].detach().clone().requires_grad_()
+        try:
+            with torch.enable_grad():
+                logits = model(leaf)
+                # Weights that ask for a gradient make the logits ask for one even where x has none.
+                slope = torch.autograd.grad(logits.sum(), leaf, allow_unused=True) if logits.requires_grad else (None,)
+        except RuntimeError:  # a model that leaves torch, through x.numpy() for one
+            slope = (None,)
+        return cls(slope[0] is not None, noise, random, softmaxed)
 
 
 def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,50 +71,53 @@ def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team)
 
     A gradient that is zero or not finite is of no use.
     """
-    rows = torch.arange(len(attacked.x), device="cpu")
-    parts = team.gather(partial(_clean_part, attacked, batches(team.share(rows), batch), differentiable))
-    margin, wrong, blind = (team.whole(shares) for shares in zip(*parts, strict=True))
-    return margin, wrong, blind
+
+    def look(rows: Tensor) -> Tensor:
+        seen = []
+        for some in rows.split(batch):
+            with attacked.victim(some) as victim:
+                margin, wrong, blind = victim.margin.clone(), victim.success.clone(), torch.ones_like(victim.success)
+                if differentiable:
+                    slope = victim.slopes(victim.x, torch.arange(len(some), device=margin.device))[1].flatten(1)
+                    blind = (slope == 0).all(1) | ~slope.isfinite().all(1)
+            seen.append(torch.stack([margin.double(), wrong.double(), blind.double()], 1))
+        return torch.cat(seen)
+
+    margin, wrong, blind = team.by_row(look, torch.arange(len(attacked.x), device="cpu")).unbind(1)
+    return margin, wrong.bool(), blind.bool()
 
 
-def _clean_part(attacked: Attacked, some: Sequence[Tensor], differentiable: bool) -> tuple[Tensor, Tensor, Tensor]:
-    margin, wrong, blind = [], [], []
-    for rows in some:
-        with attacked.victim(rows) as victim:
-            margin.append(victim.margin.double().cpu().clone())
-            wrong.append(victim.success.cpu())
-            if differentiable:
-                slope = victim.slopes(victim.x, torch.arange(len(rows), device=victim.x.device))[1].flatten(1)
-                blind.append(((slope == 0).all(1) | ~slope.isfinite().all(1)).cpu())
-            else:
-                blind.append(torch.ones(len(rows), dtype=torch.bool, device="cpu"))
-    return torch.cat(margin), torch.cat(wrong), torch.cat(blind)
-
-
-def check_claims(attacked: Attacked, state: State, names: tuple[str, ...], batch: int, random: bool, team: Team) -> int:
+def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: int, random: bool, team: Team) -> int:
     """Checks every broken row once more; raises a RuntimeError if a claim is wrong.
 
     Returns the number of errors that do not come back and are no lie: all of a model that answers by chance, otherwise
     those so near the boundary that rounding may take them to either side.
     """
     rows = team.share((state.verdict > 0).nonzero().squeeze(1))
-    return sum(team.gather(partial(_check_part, attacked, state, names, batches(rows, batch), random)))
+    parts = rows.split(batch) if len(rows) else ()
+    return sum(team.gather(partial(_check_part, attacked, state, names, parts, random)))
 
 
-def _check_part(attacked: Attacked, state: State, names: tuple[str, ...], some: Sequence[Tensor], random: bool) -> int:
+def _check_part(attacked: Attacked, state: State, names: Sequence[str], parts: Sequence[Tensor], random: bool) -> int:
+    def blame(claim: str, false: Tensor) -> None:
+        if false.any():
+            row = int(rows[false.cpu()][0])
+            name = names[int(state.verdict[row]) - 1]
+            raise RuntimeError(f"attack {name!r} says that its point for row {row} {claim}, which is not so")
+
     lost = 0
-    for rows in some:
+    for rows in parts:
         model, x, y, ball = attacked.part(rows)
         points = state.x_adv[rows.to(x.device)]
-        false = ~ball.contains(x, points) | (ball.count(x, points).cpu() != state.distance[rows]).to(x.device)
-        _blame("lies in the ball at its distance", false, rows, state, names)
+        far = (ball.count(x, points).cpu() != state.distance[rows]).to(x.device)
+        blame("lies in the ball at its distance", ~ball.contains(x, points) | far)
         with attacked.victim(rows) as victim:
             missed = ~victim.errs(points, torch.arange(len(rows), device=x.device))
         lost += int(missed.sum())
         if missed.any() and not random:
             false = missed.clone()
             false[missed] = _clear(model, points[missed], y[missed].long())
-            _blame("is misclassified", false, rows, state, names)
+            blame("is misclassified", false)
     return lost
 
 
@@ -130,67 +130,54 @@ def _clear(model: Model, points: Tensor, y: Tensor) -> Tensor:
     return own - others > _BOUNDARY * logits.abs().where(logits.isfinite(), 0.0).amax(1)
 
 
-def _blame(claim: str, false: Tensor, rows: Tensor, state: State, names: tuple[str, ...]) -> None:
-    if false.any():
-        row = int(rows[false.cpu()][0])
-        name = names[int(state.verdict[row]) - 1]
-        raise RuntimeError(f"attack {name!r} says that its point for row {row} {claim}, which is not so")
+def raised(
+    probe: Probe,
+    state: State,
+    gradients_only: Mapping[str, bool],
+    *,
+    training: bool,
+    blocked: Sequence[str],
+    blind: int,
+    lost: int,
+) -> tuple[str, ...]:
+    """The flags of an evaluation, a sentence each.
+
+    Args:
+        gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
+        training: whether the model was in train mode.  blocked: attacks left out.  blind: rows without a gradient.
+        lost: errors that did not come back at the end.
+    """
+    refuted = int((state.refuted & (state.verdict < 0)).sum())
+    none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
+    some = f"zero or NaN gradients: at {blind} of {len(state.verdict)} rows, where white-box attacks are blind"
+    taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
+    near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
+    beaten, left = _beaten(state, gradients_only)
+    flags = {
+        "model left in train mode: it was evaluated in eval mode": training,
+        none + (f": {', '.join(blocked)} left out" if blocked else ""): not probe.differentiable,
+        some: probe.differentiable and blind,
+        f"random outputs: two forward passes differ, and {lost} errors did not come back at the end": probe.random,
+        "softmaxed outputs: rows are non-negative and sum to 1, gradients may vanish; give logits": probe.softmaxed,
+        f"{taken}; they count as standing": refuted,
+        f"{near}; they count as broken": lost and not probe.random,
+        f"search beats gradients by {beaten:.1f} points: {left}": beaten > _BEATEN,
+    }
+    return tuple(sentence for sentence, holds in flags.items() if holds)
 
 
-def model_flags(model: Model) -> list[str]:
-    """Before the evaluation changes its mode."""
-    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
-        return ["model left in train mode: it was evaluated in eval mode"]
-    return []
+def _beaten(state: State, gradients_only: Mapping[str, bool]) -> tuple[float, str]:
+    """Per cent of the rows broken by search after an attack by gradients alone had tried them with the same budget.
 
-
-def output_flags(probe: Probe, left_out: Collection[str], blind: int, lost: int, n: int) -> list[str]:
-    """What the gradients and logits of the model are like."""
-    flags = []
-    if not probe.differentiable:
-        which = f": {', '.join(left_out)} left out" if left_out else ""
-        flags.append(f"zero or NaN gradients: the model gives no gradient at all, no white-box attack ran{which}")
-    elif blind:
-        flags.append(f"zero or NaN gradients: at {blind} of {n} rows, where white-box attacks are blind")
-    if probe.random:
-        flags.append(f"random outputs: two forward passes differ, and {lost} errors did not come back at the end")
-    if probe.softmaxed:
-        flags.append("softmaxed outputs: rows are non-negative and sum to 1, gradients may vanish; give logits")
-    return flags
-
-
-def doubt_flags(state: State, near: int) -> list[str]:
-    """Rows whose verdict hangs on rounding or chance. near: broken ones on the boundary."""
-    flags = []
-    if refuted := int((state.refuted & (state.verdict < 0)).sum()):
-        taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
-        flags.append(f"{taken}; they count as standing")
-    if near:
-        lie = f"on the boundary: {near} broken rows lie so near that the model did not err on them at the end"
-        flags.append(f"{lie}; they count as broken")
-    return flags
-
-
-def beaten_flags(state: State, gradients_only: dict[str, bool]) -> list[str]:
-    """Whether attacks that search broke many rows that an attack by gradients alone had tried with the same budget.
-
-    gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
+    And in words which attacks did so.
     """
     names, gradient = list(gradients_only), torch.tensor(list(gradients_only.values()), device="cpu")
     if not gradient.any():
-        return []
+        return 0.0, ""
     broken = (state.verdict > 0).nonzero().squeeze(1)
     column, tried = state.verdict[broken] - 1, state.tried[broken]
     own = tried.gather(1, column.unsqueeze(1)).squeeze(1)
     beaten = ~gradient[column] & (tried[:, gradient].amax(1) >= own)
-    points = 100 * int(beaten.sum()) / len(state.verdict)
-    if points <= _BEATEN:
-        return []
     winners = ", ".join(names[i] for i in column[beaten].unique().tolist())
     losers = ", ".join(name for name, alone in gradients_only.items() if alone)
-    return [f"search beats gradients by {points:.1f} points: {winners} broke rows that {losers} had left standing"]
-
-
-def batches(rows: Tensor, batch: int) -> list[Tensor]:
-    """Some rows, at most ``batch`` at a time."""
-    return list(rows.split(batch)) if len(rows) else []
+    return 100 * int(beaten.sum()) / len(state.verdict), f"{winners} broke rows that {losers} had left standing"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -37,28 +38,27 @@ def of_value(name: str, value: object) -> str:
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {of_value(name, item)}' for key, item in value.items())}}}"
-    raise ValueError(
-        f"{name} must be made of numbers, strings, tensors, sequences, mappings or dataclasses for a run that can be "
-        f"resumed, got {value!r}"
-    )
+    rule = f"{name} must be made of numbers, strings, tensors, sequences, mappings or dataclasses"
+    raise ValueError(f"{rule} for a run that can be resumed, got {value!r}")
 
 
 def of_model(model: object, *, weights: bool = True) -> str:
     """The digest of a model: the types of its modules, their explicit public attributes, parameters and buffers.
 
-    Of a model that is no ``nn.Module`` nothing but the name of its function or type can be told.
+    A model that is no ``nn.Module`` is known only by the name of its function or type.
 
     Args:
         weights: leave out parameters and buffers if False, for a model in training.
     """
     if not isinstance(model, nn.Module):
-        return _home(model)
+        return _name(model)
     parts: list[Tensor | str] = []
     for name, module in model.named_modules():
-        parts.append(f"{name}: {_home(module)}")
+        parts.append(f"{name}: {_name(module)}")
         for key, value in vars(module).items():
-            if not key.startswith("_") and key != "training" and (text := _explicit(value)) is not None:
-                parts.append(f"{key}: {text}")
+            if not key.startswith("_") and key != "training":
+                with suppress(ValueError):  # an attribute that is not explicit
+                    parts.append(f"{key}: {of_value(key, value)}")
     for key, value in model.state_dict().items() if weights else ():
         parts += [key, value if isinstance(value, Tensor) else of_value(key, value)]
     return digest(*parts)
@@ -72,19 +72,11 @@ def of_attack(name: str, attack: Callable[..., Any]) -> str:
         args, bound, attack = [*attack.args, *args], {**attack.keywords, **bound}, attack.func
     parameters = inspect.signature(attack).parameters.values()
     given = {p.name: p.default for p in parameters if p.default is not p.empty} | bound
-    words = {key: value for key, value in given.items() if key not in _PER_CALL}
-    texts = [*(of_value(f"an argument of {name}", value) for value in args)]
-    texts += [f"{key}={of_value(f'{key} of {name}', value)}" for key, value in words.items()]
-    return f"{_home(attack)}({', '.join(texts)})"
+    texts = [of_value(f"an argument of {name}", value) for value in args]
+    texts += [f"{k}={of_value(f'{k} of {name}', value)}" for k, value in given.items() if k not in _PER_CALL]
+    return f"{_name(attack)}({', '.join(texts)})"
 
 
-def _explicit(value: object) -> str | None:
-    try:
-        return of_value("", value)
-    except ValueError:
-        return None
-
-
-def _home(thing: object) -> str:
+def _name(thing: object) -> str:
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{getattr(named, '__qualname__', '')}"

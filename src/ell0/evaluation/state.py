@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,33 +20,19 @@ _FORMAT = "2"
 _SAME = 1e-3  # share of the largest clean margin by which rounding in other batches may move a margin
 
 
-@dataclass(frozen=True)
-class AttackedRows:
-    """What an attack found for some rows, on the CPU; of its points only the numbers that differ from x.
+def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
+    """What an attack found for the rows ``(m,)`` x ``(m, ...)``, on the CPU, for `State.learn`.
 
-    rows: ``(m,)`` int64, of x; success, distance, queries, refuted: ``(m,)``, as in `AttackResult` and `State`.
-    at, values: ``(c,)``, which numbers of x, flattened, change in the rows that are broken, and to what.
+    rows, success, distance, queries, refuted ``(m,)``; and which numbers of all x, flattened, change in the broken
+    rows, and to what, ``(c,)`` each.
     """
-
-    rows: Tensor
-    success: Tensor
-    distance: Tensor
-    queries: Tensor
-    refuted: Tensor
-    at: Tensor
-    values: Tensor
-
-    @classmethod
-    def of(cls, rows: Tensor, x: Tensor, result: AttackResult) -> AttackedRows:
-        """rows: ``(m,)``, which of all rows were attacked, and x: ``(m, ...)``, as they were."""
-        success = result.success.cpu()
-        broken = result.success.nonzero().squeeze(1)
-        changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
-        values = result.x_adv[broken].flatten(1)[changed[:, 0], changed[:, 1]]
-        at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
-        # The margin of a row that was broken in a query stays below 0.
-        refuted = ~success & (result.margin.cpu() < 0)
-        return cls(rows.cpu(), success, result.distance.cpu(), result.queries.cpu(), refuted, at.cpu(), values.cpu())
+    broken = result.success.nonzero().squeeze(1)
+    changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
+    values = result.x_adv[broken].flatten(1)[changed[:, 0], changed[:, 1]]
+    at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
+    # The margin of a row that was broken in a query stays below 0.
+    refuted = ~result.success.cpu() & (result.margin.cpu() < 0)
+    return [t.cpu() for t in (rows, result.success, result.distance, result.queries, refuted, at, values)]
 
 
 @dataclass
@@ -70,19 +57,20 @@ class State:
         unbroken = torch.where(wrong, 0, -1)
         nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
         seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
-        none = torch.zeros_like(wrong)
         points = x.detach().clone(memory_format=torch.contiguous_format)
-        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
+        return cls(
+            unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, torch.zeros_like(wrong), points
+        )
 
-    def learn(self, column: int, budget: int, found: AttackedRows) -> None:
-        """Takes over what an attack found for some rows."""
-        self.queries[found.rows, column] += found.queries
-        self.tried[found.rows, column] = budget
-        self.refuted[found.rows] |= found.refuted
-        broken = found.rows[found.success]
-        self.verdict[broken] = column + 1
-        self.distance[broken] = found.distance[found.success]
-        self.x_adv.view(-1)[found.at.to(self.x_adv.device)] = found.values.to(self.x_adv.device)
+    def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
+        """Takes over what an attack found for some rows, from `compact`."""
+        rows, success, distance, queries, refuted, at, values = found
+        self.queries[rows, column] += queries
+        self.tried[rows, column] = budget
+        self.refuted[rows] |= refuted
+        self.verdict[rows[success]] = column + 1
+        self.distance[rows[success]] = distance[success]
+        self.x_adv.view(-1)[at.to(self.x_adv.device)] = values.to(self.x_adv.device)
 
     def save(self, path: Path, x: Tensor, parts: dict[str, str]) -> None:
         """Writes the file whole. Of x_adv only what differs from x."""
@@ -111,15 +99,11 @@ class State:
             rule = "state_path must be a file that this version of ell0 wrote"
             raise ValueError(f"{rule}, got {str(path)!r}; remove it and start again")
         differs = [part for part in {**saved, **parts} if saved.get(part) != parts.get(part)]
-        if not differs and not _close(state.clean, clean, noise):
+        largest = float(clean.abs().where(clean.isfinite(), 0.0).max())
+        if not differs and not torch.allclose(state.clean, clean, rtol=0.0, atol=_SAME * largest + noise):
             differs = ["model"]
         if differs:
             what = ", ".join(differs)
             raise ValueError(f"state_path must be of this evaluation, but {str(path)!r} differs in: {what}")
         state.x_adv.view(-1)[at.to(x.device)] = values.to(x)
         return state
-
-
-def _close(saved: Tensor, clean: Tensor, noise: float) -> bool:
-    largest = float(clean.abs().where(clean.isfinite(), 0.0).max())
-    return torch.allclose(saved, clean, rtol=0.0, atol=_SAME * largest + noise)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attacks.contract import by_unit
-from ..attacks.sparse_pgd import highest, lowered
+from ..attacks.sparse_pgd import STEP_SIZE, highest, lowered
 from ..attacks.surrogate import surrogate_gradients
 from ..common import check_count
 from ..nn import folded
@@ -19,8 +19,6 @@ from ..threat import L0Ball, Unit, describe
 from .stepper import float_logits, restored
 
 TradesLoss = Literal["trades", "adversarial"]
-
-_STEP = 0.25  # of values and of scores, as the defaults of `sparse_pgd`
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Trades:
             model.eval()
             with torch.no_grad():
                 victim = folded(model)
-            with surrogate_gradients(victim, "straight"):
+            with surrogate_gradients(victim):
                 for step in range(self.steps + 1):
                     shown = highest(scores, self.budget).unsqueeze(1)
                     points = torch.where(shown, values, rows)
@@ -115,9 +113,9 @@ class Trades:
                     if step == self.steps:
                         break
                     slope = by_unit(torch.autograd.grad(odds.sum(), leaf)[0], self.unit).nan_to_num(0.0, 0.0, 0.0)
-                    scores = lowered(scores, slope, values - rows, _STEP)
+                    scores = lowered(scores, slope, values - rows)
                     moved = torch.where(shown | every, slope, 0.0)
-                    values = (values - _STEP * width * moved.sign()).clamp(self.low, self.high)
+                    values = (values - STEP_SIZE * width * moved.sign()).clamp(self.low, self.high)
         return x_adv.reshape(x.shape)
 
 
