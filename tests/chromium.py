@@ -1,4 +1,4 @@
-"""Headless Chromium: what a script finds in a page, and what the browser complains of."""
+"""Headless Chromium: what a script finds in a page, and what the console complains of, as of refused requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,7 @@ import pytest
 FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(FOUND is None, reason="no Chromium on this machine")
 
-_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-]
+_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
 
 # The page lies in a frame, which may be narrower than any window, and whose own policy lets no script run.
 _AROUND = """<!doctype html><iframe style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe><pre></pre>
@@ -34,16 +26,8 @@ _AROUND = """<!doctype html><iframe style="border:0;width:{width}px;height:900px
 }}</script>"""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """value: what the script gave.  complaints: what the console said, requests that were refused among it."""
-
-    value: Any
-    complaints: list[str]
-
-
-def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool = False) -> Seen:
-    """Opens a page and evaluates an expression over its ``document`` and ``innerWidth``. paper: as it is printed."""
+def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool = False) -> tuple[Any, list[str]]:
+    """What an expression over a page's ``document`` and ``innerWidth`` gives, and complaints. paper: as printed."""
     assert FOUND is not None
     text = page.read_text()
     text = text.replace("@media print", "@media all") if paper else text
@@ -54,4 +38,4 @@ def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool
         command = [FOUND, *_FLAGS, f"--user-data-dir={folder}/profile", "--dump-dom", around.as_uri()]
         run = subprocess.run(command, capture_output=True, text=True)
     (found,) = re.findall(r"<pre>(.*?)</pre>", run.stdout.split("</iframe>")[1], re.DOTALL)
-    return Seen(json.loads(html.unescape(found)), re.findall(r"CONSOLE.*", run.stderr))
+    return json.loads(html.unescape(found)), re.findall(r"CONSOLE.*", run.stderr)

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ell0 import report
@@ -31,10 +30,6 @@ def search(share: float, classifier: str = "F", budget: int = 3, n: int = 100, *
     return accuracy(share, n, classifier=classifier, budget=budget, **{**SEARCH, **more})
 
 
-def proven(share: float, classifier: str, budget: int) -> Row:
-    return {"what": "certified_accuracy", "classifier": classifier, "value": share, "budget": budget, "n": 100}
-
-
 def test_the_worst_case_is_the_verdict(outline: Outline) -> None:
     text = outline.text
     verdict = "F(10) keeps 70.2 % (67.3-73.0) of 1,000 test images right when 5 pixels are set to any value within ±100"
@@ -52,117 +47,73 @@ RIVALS = [
     worst(share, name, 1, k=int(name[2]))
     for name, share in (("F(4)", 0.8), ("F(0) clamped", 0.6), ("F(0) trained", 0.3), ("F(0)", 0.0), ("F(2)", 0.7))
 ]
-PROVEN = [proven(share, name, m) for m, both in ((1, (0.9, 0.8)), (4, (0.5, 0.6)), (8, (0.4, 0.1)))
-          for name, share in zip("FG", both, strict=True)]  # fmt: skip
+PROVEN = [
+    {"what": "certified_accuracy", "classifier": name, "value": share, "budget": m, "n": 100}
+    for name, m, share in (("F", 1, 0.9), ("G", 1, 0.8), ("F", 4, 0.5), ("G", 4, 0.6), ("F", 8, 0.4), ("G", 8, 0.1))
+]
 
 
-@pytest.mark.parametrize(
-    ("found", "there", "absent"),
-    [
-        pytest.param(
-            [row for row in rows() if row.get("attack") != "worst case"],
-            ["F(10) keeps 54.9 % (54.0-55.9) of 10,000 test rows right when 8 inputs are set to any value within ±100",
-             "This is sparse_rs alone (5,000 queries, values within ±100), so an upper bound"],
-            ["worst case: the figure that counts"],
-            id="without a worst case the verdict is an upper bound",
-        ),
-        pytest.param(
-            [worst(share, budget=m) for m, share in ((1, 0.9), (2, 0.5), (3, 0.49))],
-            ["when 2 inputs are set"], [], id="it takes the largest budget with half left",
-        ),
-        pytest.param(
-            [worst(share, budget=m) for m, share in ((1, 0.4), (2, 0.3))],
-            ["when 1 input is set"], ["within ±"], id="or the smallest",
-        ),
-        pytest.param(
-            [worst(share, beta=beta) for share, beta in ((0.5, 1.0), (0.6, 100.0), (0.7, 10.0))],
-            ["F keeps 50.0 % (40.4-59.6) of 100 test rows right when 3 inputs are set to any value within ±100"], [],
-            id="it speaks of the widest values, whose points are among the wider ones'",
-        ),
-        pytest.param(
-            RIVALS, ["set to any value; F(0) clamped keeps 60.0 % and F(0) keeps 0.0 %."], [],
-            id="it names the strongest and the weakest plain rival",
-        ),
-        pytest.param(
-            [RIVALS[0], RIVALS[1] | {"value": 0.9}, *RIVALS[2:]], ["; F(4) keeps 80.0 % and F(2) keeps 70.0 %."], [],
-            id="or truncated ones, if a plain network is best",
-        ),
-        pytest.param(
-            CLEAN, ["F(10) gets 98.7 % (98.5-98.9) of 10,000 test rows right; no attack was run."], ["n = 512"],
-            id="without an attack it is clean accuracy",
-        ),
-        pytest.param(
-            [*CLEAN, *PROVEN],
-            ["G is proven to keep 60.0 % of 100 test rows right when 4 inputs are set to any value.",
-             "This is proven, so a lower bound; no attack was run. The verdict takes the largest number of inputs"],
-            [], id="or what is proven",
-        ),
-        pytest.param([{"what": "step", "value": 2.5}], ["These results contain no accuracy"], [], id="or nothing"),
-        pytest.param(
-            [{"what": "robust_accuracy", **WORST, "value": float("nan")}], ["These results contain no accuracy"], [],
-            id="nothing, if the figure is no number",
-        ),
-        pytest.param(
-            [search(0.8, queries=5000, beta=100.0), search(0.2, attack="sparse_pgd", steps=10, beta=1.0)],
-            ["F keeps 20.0 % (13.3-28.9) of 100 test rows", "when 3 inputs are set to any value within ±100.",
-             "This is sparse_pgd alone (10 steps, values within ±1), the strongest of several, so an upper bound"],
-            [], id="of single attacks it takes the lowest, whatever each may spend",
-        ),
-        pytest.param(
-            [search(0.9, "F(4)", queries=50, beta=1.0), search(0.6, "F(0)", queries=200, beta=100.0)],
-            ["F(0) keeps 60.0 %"], ["F(4) keeps"], id="who was attacked less does not win",
-        ),
-        pytest.param(
-            [worst(0.5), worst(0.9, split="validation")], ["F keeps 50.0 %", "validation"],
-            ["90.0 % of"], id="what was measured on another split stands apart",
-        ),
-        pytest.param(
-            [worst(0.5), worst(0.9) | {"unit": "pixel"}], ["F keeps 50.0 %", "Counted in pixels", "90.0 %"],
-            ["90.0 % of"], id="pixels stand apart from features",
-        ),
-        pytest.param(
-            [search(0.5, queries=9, values="corners"), search(0.25, queries=9, values="uniform")],
-            ["50.0 %", "25.0 %", "sparse_rs, values = corners", "sparse_rs, values = uniform"], [],
-            id="attacks with other parameters have columns of their own",
-        ),
-        pytest.param(
-            [search(0.5, beside={"attacked": 60, "broken": 2})], ["These results contain no accuracy", "50.0 %"], [],
-            id="what an attack of a cascade left is no figure of it",
-        ),
-        pytest.param(
-            LADDER, ["F(k), k = budget", "F(8) keeps 50.0 %"], [], id="classifiers of a ladder are one line",
-        ),
-        pytest.param(
-            [search(0.25, queries=100), search(0.5, queries=100)], ["25.0 %"], ["50.0 %"],
-            id="of rows that say the same the lowest is shown",
-        ),
-        pytest.param(
-            [{"what": "clean_accuracy", "classifier": "F", "value": v, "n": n} for v, n in ((0.9, 10), (0.8, 100))]
-            + [search(0.5)],
-            ["80.0 %"], ["90.0 %"], id="the clean accuracy over most rows is shown",
-        ),
-        pytest.param(
-            [{"what": "median_distance", "attack": "pointwise", "beta": 1.0, "value": value, "repeats": repeats}
-             for value, repeats in ((20, 1), (14, 10))],
-            ["pointwise, one runwithin ±120", "pointwise, the nearest of 10 runswithin ±114"], [],
-            id="a median says how often its attack ran",
-        ),
-        pytest.param([CLEAN[0] | {"paper_n": 1000}], ["is that of n = 1000. A figure"], [], id="the paper's n is told"),
-        pytest.param([CLEAN[0]], ["figures have no interval."], [], id="or the paper's figure has none"),
-        pytest.param(
-            [worst(0.5, beta=1.0), search(0.49, queries=5, beta=1.0)],
-            ["F: not the worst case: sparse_rs alone (5 queries, values within ±1) leaves", "1 flag"], [],
-            id="an attack that beats the worst case on the same rows is a flag",
-        ),
-        pytest.param(
-            [worst(0.5, beta=1.0), search(0.2, n=200, beta=1.0)], ["1 flag"], [], id="or by more than chance",
-        ),
-        pytest.param(
-            [worst(0.5, beta=1.0), search(0.49, n=200, beta=1.0), search(0.2, beta=10.0), search(0.1, budget=4)],
-            [], ["not the worst case"], id="but not by chance, in a wider box or at another budget",
-        ),
-    ],
-)  # fmt: skip
+CASES: dict[str, tuple[list[Row], list[str], list[str]]] = {
+    "without a worst case the verdict is an upper bound": (
+        [row for row in rows() if row.get("attack") != "worst case"],
+        ["F(10) keeps 54.9 % (54.0-55.9) of 10,000 test rows right when 8 inputs are set to any value within ±100",
+         "This is sparse_rs alone (5,000 queries, values within ±100), so an upper bound"],
+        ["worst case: the figure that counts"]),
+    "it takes the largest budget with half left": (
+        [worst(0.9, budget=1), worst(0.5, budget=2), worst(0.49)], ["when 2 inputs are set"], ["within ±"]),
+    "or the smallest": ([worst(0.4, budget=1), worst(0.3)], ["when 1 input is set"], []),
+    "it speaks of the widest values, whose points are among the wider ones'": (
+        [worst(share, beta=beta) for share, beta in ((0.5, 1.0), (0.6, 100.0), (0.7, 10.0))],
+        ["F keeps 50.0 % (40.4-59.6) of 100 test rows right when 3 inputs are set to any value within ±100"], []),
+    "it names the strongest and the weakest plain rival": (
+        RIVALS, ["set to any value; F(0) clamped keeps 60.0 % and F(0) keeps 0.0 %."], []),
+    "without an attack it is clean accuracy": (
+        CLEAN, ["F(10) gets 98.7 % (98.5-98.9) of 10,000 test rows right; no attack was run."], ["n = 512"]),
+    "or what is proven": (
+        [*CLEAN, *PROVEN],
+        ["G is proven to keep 60.0 % of 100 test rows right when 4 inputs are set to any value.",
+         "This is proven, so a lower bound; no attack was run. The verdict takes the largest number of inputs"], []),
+    "or nothing": ([{"what": "step", "value": 2.5}], ["These results contain no accuracy"], []),
+    "NaN is no accuracy": ([worst(0.5) | {"value": float("nan")}], ["These results contain no accuracy"], []),
+    "of single attacks it takes the lowest, whatever each may spend": (
+        [search(0.8, queries=5000, beta=100.0), search(0.2, attack="sparse_pgd", steps=10, beta=1.0)],
+        ["F keeps 20.0 % (13.3-28.9) of 100 test rows", "when 3 inputs are set to any value within ±100.",
+         "This is sparse_pgd alone (10 steps, values within ±1), the strongest of several, so an upper bound"], []),
+    "who was attacked less does not win": (
+        [search(0.9, "F(4)", queries=50, beta=1.0), search(0.6, "F(0)", queries=200, beta=100.0)],
+        ["F(0) keeps 60.0 %"], ["F(4) keeps"]),
+    "what was measured on another split stands apart": (
+        [worst(0.5), worst(0.9, split="validation")], ["F keeps 50.0 %", "validation"], ["90.0 % of"]),
+    "pixels stand apart from features": (
+        [worst(0.5), worst(0.9) | {"unit": "pixel"}], ["F keeps 50.0 %", "Counted in pixels", "90.0 %"], ["90.0 % of"]),
+    "attacks with other parameters have columns of their own": (
+        [search(0.5, queries=9, values="corners"), search(0.25, queries=9, values="uniform")],
+        ["50.0 %", "25.0 %", "sparse_rs, values = corners", "sparse_rs, values = uniform"], []),
+    "what an attack of a cascade left is no figure of it": (
+        [search(0.5, beside={"attacked": 60, "broken": 2})], ["These results contain no accuracy", "50.0 %"], []),
+    "classifiers of a ladder are one line": (LADDER, ["F(k), k = budget", "F(8) keeps 50.0 %"], []),
+    "of rows that say the same the lowest is shown": (
+        [search(0.25, queries=100), search(0.5, queries=100)], ["25.0 %"], ["50.0 %"]),
+    "the clean accuracy over most rows is shown": (
+        [CLEAN[0] | {"classifier": "F", "value": v, "n": n} for v, n in ((0.9, 10), (0.8, 100))] + [search(0.5)],
+        ["80.0 %"], ["90.0 %"]),
+    "a median says how often its attack ran": (
+        [{"what": "median_distance", "attack": "pointwise", "beta": 1.0, "value": value, "repeats": repeats}
+         for value, repeats in ((20, 1), (14, 10))],
+        ["pointwise, one runwithin ±120", "pointwise, the nearest of 10 runswithin ±114"], []),
+    "the paper's n is told": ([CLEAN[0] | {"paper_n": 1000}], ["is that of n = 1000. A figure"], []),
+    "or the paper's figure has no interval": ([CLEAN[0]], ["figures have no interval."], []),
+    "an attack that beats the worst case on the same rows is a flag": (
+        [worst(0.5, beta=1.0), search(0.49, queries=5, beta=1.0)],
+        ["F: not the worst case: sparse_rs alone (5 queries, values within ±1) leaves", "1 flag"], []),
+    "or by more than chance": ([worst(0.5, beta=1.0), search(0.2, n=200, beta=1.0)], ["1 flag"], []),
+    "but not by chance, in a wider box or at another budget": (
+        [worst(0.5, beta=1.0), search(0.49, n=200, beta=1.0), search(0.2, beta=10.0), search(0.1, budget=4)],
+        [], ["not the worst case"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "there", "absent"), CASES.values(), ids=CASES)
 def test_what_the_page_says(tmp_path: Path, found: list[Row], there: list[str], absent: list[str]) -> None:
     for some in (found, found[::-1]):
         text = of_rows(tmp_path, some)
@@ -199,11 +150,9 @@ def test_flags_stand_before_the_figures(outline: Outline, tmp_path: Path) -> Non
     found = [row | {"flags": []} for row in rows() if row.get("attack") == "worst case"]
     found[0]["flags"] = ["one: of another", "two: of both; they stand"]
     found[-1]["flags"] = ["two: of both; they stand", "three: of the best"]
-    text = of_rows(tmp_path, found)
-    assert "3 flags: read them before the figures" in text
-    both = "F(0), budget 3; F(10), budget 8: two: of both; they stand"
-    best = "F(10), budget 8: three: of the best"
-    assert f"{both} {best} 1 more, on other classifiers F(0), budget 3: one: of another" in text
+    both = "F(0), budget 3; F(10), budget 8: two: of both; they stand F(10), budget 8: three: of the best"
+    other = "1 more, on other classifiers F(0), budget 3: one: of another"
+    assert f"3 flags: read them before the figures. {both} {other}" in of_rows(tmp_path, found)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +161,6 @@ def test_flags_stand_before_the_figures(outline: Outline, tmp_path: Path) -> Non
         (0.59, 0.61, None, "above"),
         (0.55, 0.58, None, "below"),
         (0.59, 0.61, 512, "meets"),
-        (0.70, 0.75, 512, "above"),
-        (0.40, 0.50, 512, "below"),
         (0.5879 + 1e-14, 0.6, None, "meets"),  # an end that rounding moved
         (0.5, 0.5879 - 1e-14, None, "meets"),
         (float("nan"), float("nan"), None, None),
@@ -224,14 +171,6 @@ def test_intervals_meet_the_papers(low: float, high: float, n: int | None, expec
     assert formatting.Cell.share(row).against == expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2712, "0.271 s"), (59.94, "59.9 s"), (215.3, "3 min 35 s"), (432000, "120 h 0 min"), (float("inf"), "\u2013")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert formatting.duration(seconds).replace("\u00a0", " ") == words
-
-
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "results").glob("*.json")), ids=lambda path: path.stem)
 def test_committed_results_have_a_page(path: Path) -> None:
     assert Results.load(path).command in Outline(report.page([path])).text
@@ -240,12 +179,9 @@ def test_committed_results_have_a_page(path: Path) -> None:
 def test_logs_of_used_recipes_are_found(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = shutil.copytree(run, tmp_path / "own")
     (used / "recipe.toml").write_text(RECIPE.replace("mnist-table1", "own"))
-    user = tmp_path / "table"
-    user.mkdir()
+    user = shutil.copytree(run, tmp_path / "table", ignore=shutil.ignore_patterns("f*"))
     own = '[[measure]]\nwhat = "clean_accuracy"\nclassifiers = ["F(10)"]\n'
     (user / "recipe.toml").write_text(f'name = "table"\nsummary = "s"\nuse = ["own"]\ndata.name = "mnist"\n{own}')
-    shutil.copy(run / "gallery.npz", user)
-    results("table", rows()).save(user / "results.json")
     monkeypatch.chdir(user)
     for source in (user, Path()):
         text = Outline(report.page([source])).text
@@ -275,7 +211,6 @@ def test_an_unfinished_run_says_so_first(run: Path, outline: Outline, tmp_path: 
     asked = 2 * (1 + 1 + 9 + 6 + 2)  # a training, clean accuracy, one attack, the worst case, medians: twice
     for lost, left in (
         (2, [row for row in rows() if row["what"] != "training_seconds"]),
-        (4, [row for row in rows() if row["what"] != "median_distance"]),
         # What was measured with other parameters is another figure.
         (18, [row | {"values": "uniform"} if row.get("attack") == "sparse_rs" else row for row in rows()]),
     ):
@@ -310,34 +245,18 @@ def test_sources_and_out_must_be_what_they_are(run: Path, tmp_path: Path) -> Non
         report.write([run], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("results.json", "is not a results file"),
-        ("recipe.toml", "is not a recipe"),
-        ("f0/log.jsonl", "is not a log of training"),
-        ("gallery.npz", "is not a gallery"),
-    ],
-)
-def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, name: str, words: str) -> None:
+BROKEN = {"results.json": "results file", "recipe.toml": "recipe", "f0/log.jsonl": "log", "gallery.npz": "gallery"}
+
+
+@pytest.mark.parametrize(("name", "kind"), BROKEN.items())
+def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, name: str, kind: str) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     out = tmp_path / "page.html"
     out.write_text("as it was")
     (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken\n")
-    with pytest.raises(ValueError, match=words) as error:
+    with pytest.raises(ValueError, match=re.escape(f"{copy / name} is not a {kind}")):
         report.write([copy], out)
-    assert str(copy / name) in str(error.value)
     assert out.read_text() == "as it was"
-
-
-def test_a_gallery_must_fit_together(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
-    with np.load(run / "gallery.npz") as file:
-        arrays = dict(file)
-    arrays["f0/adv"] = arrays["f0/adv"][:, :, :4]
-    np.savez(copy / "gallery.npz", **arrays)
-    with pytest.raises(ValueError, match="is not a gallery: F\\(0\\) has images of shape"):
-        report.page([copy])
 
 
 def test_what_a_row_leaves_out_is_no_error(tmp_path: Path) -> None:

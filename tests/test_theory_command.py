@@ -355,4 +355,4 @@ def test_pages_fit_a_browser(pages: dict[str, Path], width: int) -> None:
     )
     for page in pages.values():
         seen = chromium.look(page, f"[document.documentElement.scrollWidth, {outside}]", width=width, dark=width == 360)
-        assert seen == chromium.Seen([width, []], [])
+        assert seen == ([width, []], [])
