@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hypothesis import settings
@@ -35,9 +35,7 @@ class Case:
 
     @cached_property
     def y(self) -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = self.model(self.x)
-        return logits.argmax(1)
+        return cast(Tensor, self.model(self.x)).argmax(1)
 
     @cached_property
     def network(self) -> Network:
@@ -56,11 +54,9 @@ class Case:
 
     def single(self) -> Case:
         """The same in float32."""
-        ball, model = self.ball, copy.deepcopy(self.model).float()
-        assert isinstance(ball.low, Tensor)
-        assert isinstance(ball.high, Tensor)
-        ball = replace(ball, low=ball.low.float(), high=ball.high.float())
-        return replace(self, model=model, x=self.x.float(), ball=ball)
+        low, high = (bound.float() for bound in self.ball.box(self.x)[:2])
+        ball = replace(self.ball, low=low, high=high)
+        return replace(self, model=copy.deepcopy(self.model).float(), x=self.x.float(), ball=ball)
 
 
 def numbers(generator: torch.Generator, *shape: int, ties: bool = False) -> Tensor:
@@ -91,14 +87,12 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "dense")) -> C
         high = torch.full_like(x, inf)
         low = -high if values == "any" else low
     mutable = torch.rand(x.shape, generator=generator) < 0.7 if draw(st.booleans()) else None
-    classes = draw(st.integers(2, 3))
-    hidden = draw(st.integers(2, 5))
+    classes, hidden = draw(st.integers(2, 3)), draw(st.integers(2, 5))
     rising: list[nn.Module] = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
     # By a power of two: float32 and float64 scale alike but for one rounding.
     rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
-    depth = draw(st.integers(1, 3))
+    depth, bias = draw(st.integers(1, 3)), draw(st.booleans())
     widths = (d, *(hidden, 3)[: depth - 1], classes)
-    bias = draw(st.booleans())
     first = TruncatedLinear(d, widths[1], k, bias) if kind == "truncated" else nn.Linear(d, widths[1], bias)
     parts: list[nn.Module] = [first]
     for before, after in pairwise(widths[1:]):
@@ -165,11 +159,11 @@ def least_margins(case: Case, points: Tensor, rows: Tensor) -> Tensor:
     return torch.stack([margins[rows == row].amin(0) for row in range(len(case.x))])
 
 
+@torch.no_grad()
 def bound(case: Case, method: Any) -> tuple[Tensor, Tensor]:
     """Below the margins, and the slack for rounding: two ``(n, classes)``."""
-    with torch.no_grad():
-        goals = margin_goals(case.y, case.model(case.x).shape[1])
-        found, slack = Bounder(case.network).at(case.reach, case.budgets(1), goals, method)
+    goals = margin_goals(case.y, case.model(case.x).shape[1])
+    found, slack = Bounder(case.network).at(case.reach, case.budgets(1), goals, method)
     return found.squeeze(1), slack.squeeze(1)
 
 

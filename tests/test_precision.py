@@ -37,7 +37,6 @@ def set_older(matmul: str, cudnn: bool) -> None:
 
 @pytest.fixture(autouse=True)
 def _switches() -> Iterator[None]:
-    """As torch comes, and so again for the next test."""
     before = switches()
     set_older("highest", True)
     yield

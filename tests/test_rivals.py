@@ -83,15 +83,6 @@ def probabilities(model: nn.Module, keep: int, images: Tensor) -> Tensor:
 
 
 @few
-@given(seeds, st.integers(1, 5), st.integers(0, 2), st.floats(0.4, 1.0))
-def test_ablation_moves_a_probability_by_delta_at_most(seed: int, keep: int, budget: int, share: float) -> None:
-    model, image = whim(seed, share), picture(seed)
-    attacked = torch.stack([image, *changed(image, budget)])
-    chances = probabilities(model, keep, attacked)
-    assert float((chances[0] - chances).max()) <= changed_share(6, keep, budget) + 1e-12
-
-
-@few
 @given(seeds, st.integers(1, 3), st.floats(0.5, 1.0), st.booleans())
 def test_an_ablation_radius_holds_for_every_attacked_image(seed: int, keep: int, share: float, flat: bool) -> None:
     model, image = whim(seed, share), picture(seed)
@@ -253,13 +244,6 @@ def test_a_run_off_is_certified_no_further_than_rivals_of_the_winner_let_it() ->
     assert sum(exact) > 0.95 * len(exact)
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_parts_are_disjoint_and_balanced(units: int, parts: int) -> None:
-    parts = min(parts, units)
-    seen = [[unit for unit in part if unit < units] for part in PartitionEnsemble((units,), parts).index.tolist()]
-    assert seen == [list(range(part, units, parts)) for part in range(parts)]
-
-
 @few
 @given(seeds, st.integers(2, 6))
 def test_an_ensemble_radius_holds_for_every_attacked_image(seed: int, parts: int) -> None:
@@ -348,7 +332,7 @@ def test_bad_input_is_named() -> None:
         (lambda: RandomisedAblation(sentinel(), 0), "keep must be an int >= 1, got 0"),
         (lambda: RandomisedAblation(sentinel(), 3, confidence=1), r"confidence must lie in \(0, 1\), got 1"),
         (lambda: RandomisedAblation(sentinel(), 3, precision=cast(Any, "tf32")), 'must be "fp32" or "bf16", got'),
-        (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be an int64 tensor of shape"),
+        (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be int64 of shape"),
         (lambda: ablation.radius(coloured, y), 'unit must be "pixel", of which a vote sees all channels'),
         (lambda: PartitionEnsemble((1, 2, 3), 3).radius(x, y), "model must be in eval mode"),
         (lambda: ensemble.radius(torch.zeros(2, 7), y), r"x must have shape \(n, 1, 2, 3\)"),

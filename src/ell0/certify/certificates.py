@@ -97,10 +97,7 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
 
 
 def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:
-    """Below and above each logit, anywhere in the ball: two ``(n, classes)`` float64; model and method as for `radius`.
-
-    lower, upper = bounds(model, x, L0Ball(5, low=-math.inf, high=math.inf))
-    """
+    """Below and above each logit, anywhere in the ball: two ``(n, classes)`` float64. The rest as for `radius`."""
     bounder, reach, classes = NetworkBounds(model, method).read(x, ball)
     goals = torch.eye(classes, dtype=torch.float64, device=x.device)
     found = []

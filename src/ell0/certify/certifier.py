@@ -83,8 +83,7 @@ class Certifier(ABC):
         form = places.shape, places.dtype, places.device
         for name, ids in (("rows", rows), ("y", y)):
             if not isinstance(ids, Tensor) or (ids.shape, ids.dtype, ids.device) != form:
-                rule = f"an int64 tensor of shape ({len(x)},) on {x.device}"
-                raise ValueError(f"{name} must be {rule}, got {describe(ids)}")
+                raise ValueError(f"{name} must be int64 of shape ({len(x)},) on {x.device}, got {describe(ids)}")
         ready = self.prepare(x, replace(ball or ANY_VALUE, budget=max_budget), Draws(generator, rows), batch)
         if not bool(((y >= 0) & (y < ready.classes)).all()):
             raise ValueError(f"y must lie in [0, {ready.classes}), got {int(y.min())} to {int(y.max())}")

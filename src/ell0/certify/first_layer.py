@@ -42,8 +42,8 @@ class Dense:
     The inputs may be in float32 while the weight is a float32 one in float64. Budgets are in units of the ball.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
+    def __init__(self, weight: Tensor, bias: Tensor | None, k: int = 0) -> None:
+        self.weight, self.k = weight, k
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias
 
     def limit(self, reach: Reachable) -> int:
@@ -58,8 +58,8 @@ class Dense:
     def check(self, reach: Reachable, budget: int) -> None:
         """Raises ValueError if no certificate exists at this budget."""
         if budget > (limit := self.limit(reach)):
-            most = f"at most {limit} changed {'features' if reach.channels == 1 else 'pixels'}"
-            raise ValueError(f"no certificate exists for budget={budget}: the first layer bounds {most} in this ball")
+            most = f"with k={self.k}, bounds at most {limit} changed {'features' if reach.channels == 1 else 'pixels'}"
+            raise ValueError(f"no certificate exists for budget={budget}: the first layer, {most}")
 
     def sweeps(self, reach: Reachable) -> bool:  # noqa: ARG002
         """Whether `interval` takes many budgets at once."""

@@ -32,10 +32,7 @@ class Network:
 
     @classmethod
     def read(cls, model: nn.Module, x: Tensor, *, training: bool = False) -> Network:
-        """Raises ValueError, and names the layer, if bounds do not pass through the model.
-
-        training: allow a model in training mode, unless one of its layers does something else there.
-        """
+        """Raises ValueError, and names the layer, if bounds do not pass.  training: allow it where nothing differs."""
         layers = list(_layers("", model))
         for name, layer in layers:
             if layer.training and (not training or type(layer) in (nn.BatchNorm1d, nn.Dropout)):

@@ -21,8 +21,6 @@ class Objective:
 
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
 
-        fit(models.mlp(100, hidden=(512,)), data, config, objective=Objective(budget=8))
-
     A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
     the first ``ramp`` of the epochs.
 

@@ -63,7 +63,6 @@ class PartitionEnsemble(nn.Module, Certifier):
         self.networks = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: ``(n, *shape)``; result: ``(n, classes)``, in training mode ``(n, classes + 1)``."""
         logits = self.logits(x)
         if not self.training:
             return run_off(logits).to(x.dtype)

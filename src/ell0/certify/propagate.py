@@ -14,11 +14,8 @@ from .network import Affine, LaterLayer, Network
 from .reachable import Reachable
 
 Method = Literal["best", "ibp"]
-Interval = tuple[Tensor, Tensor]
-"""The least and the largest value of each number."""
-
-ROOM = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Outputs of the first layer that exist at once, for each of the budgets or classes that are looked at."""
+Interval = tuple[Tensor, Tensor]  # the least and the largest value of each number
+ROOM = {"cpu": 1 << 24, "cuda": 1 << 27}  # outputs of the first layer at once, for each budget or class looked at
 
 
 class Bounder:
@@ -136,9 +133,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, int]:
     """A linear function of an earlier layer's input that lies below ``goals @ output`` wherever the intervals hold.
 
-    goals: ``(n, c, classes)``.  passed: what `intervals` found, ``(n, features)`` each. Result: slopes ``(n, c, h)``,
-    constants ``(n, c)``, and the number of layers in front of where they stand: 0 with ``relax``, else as far back as
-    the layers are affine, where nothing is lost.
+    goals: ``(n, c, classes)``.  passed: what `intervals` found. Result: slopes ``(n, c, h)``, constants ``(n, c)``, and
+    the number of layers in front of them: 0 with ``relax``, else as far back as layers are affine and nothing is lost.
 
     CROWN's rule: ReLU lies above z * (1 if high > -low else 0) and below high (z - low) / (high - low) where its input
     changes sign.

@@ -32,17 +32,9 @@ from ..ops.reference import products
 from .first_layer import Dense, slack
 from .reachable import Reachable, blocks, in_blocks, largest_sums
 
-OPERATOR = 2e-5
-"""Twice the error of the operator, as a share of the sum of its kept |terms| and |bias|, that its tests allow; beyond
-20,000 terms its float32 sums may err by more, in proportion."""
-
 
 class Truncated(Dense):
     """``out_h = T_k(w_h1 x_1, ..., w_hd x_d) + b_h``, with k > 0."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, k: int) -> None:
-        super().__init__(weight, bias)
-        self.k = k
 
     def limit(self, reach: Reachable) -> int:
         return reach.number_of_units if reach.bounded else self.k // reach.channels
@@ -89,12 +81,15 @@ class Truncated(Dense):
         return largest_sums(reach.units(amounts), budgets.unsqueeze(1)).squeeze(1)
 
     def rounding(self, reach: Reachable, budgets: Tensor) -> Tensor:
-        """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most."""
+        """For m <= k the kept terms lie between s_{i+m} and s_{i-m}: their magnitudes add up to sum_j |u_j| at most.
+
+        The share is twice what the operator's tests allow; beyond 20,000 terms it grows in proportion.
+        """
         magnitudes, terms = self.clean_magnitudes(reach), reach.x.shape[1]
         if not reach.any_value:
             within = (reach.numbers(budgets) <= self.k).unsqueeze(-1)
             magnitudes = torch.where(within, magnitudes, self.most_magnitudes(reach, budgets))
-        return slack(OPERATOR * max(1.0, terms / 20_000), terms, magnitudes)
+        return slack(2e-5 * max(1.0, terms / 20_000), terms, magnitudes)
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
         """For m <= k the interval of any value, by the operator; a box only shrinks it."""
