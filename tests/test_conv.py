@@ -70,8 +70,13 @@ def cases(draw: st.DrawFn) -> Case:
     kinds = draw(st.sampled_from(list(KINDS))), draw(st.sampled_from(weights))
     few, biased, seed = draw(st.integers(1, 8)), draw(st.booleans()), draw(st.integers(0, 2**32 - 1))
     shape, out = (draw(st.integers(1, 3)), channels, height, width), draw(st.integers(1, 9))
-    geometry = Geometry(stride, padding, dilation)
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
     return Case(shape, out, kernel, geometry, unit, top, bottom, kinds, few, biased, dtype, seed)
+
+
+def moved(**options: Any) -> dict[str, Any]:
+    """How a window moves over an image."""
+    return {"stride": 1, "padding": 0, "dilation": 1} | options
 
 
 def check(
@@ -90,7 +95,7 @@ def check(
     stays = stays | lost.unsqueeze(-1)
     expected = reference.conv_gradients(upstream.masked_fill(lost, nan), x, weight, stays, geometry, unit)
     sizes_of_gradients = reference.conv_gradients(upstream.abs(), x.abs(), weight.abs(), stays, geometry, unit)
-    options: dict[str, Any] = {"top": top, "bottom": bottom, "unit": unit, **vars(geometry)}
+    options: dict[str, Any] = {"top": top, "bottom": bottom, "unit": unit, **geometry}
 
     assert_close(trimmed_conv2d(x, weight, bias, **options).flatten(2), out, scale)
     leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias) if t is not None]
@@ -109,8 +114,8 @@ def test_values_and_gradients_equal_the_definition(case: Case, at_once: int, com
     x, weight, bias = case.tensors()
     with mock.patch.multiple(conv, CACHED=at_once, COMPARED=compared):
         if case.top == case.bottom == 0:
-            plain = trimmed_conv2d(x, weight, bias, top=0, bottom=0, unit=case.unit, **vars(case.geometry))
-            dense = F.conv2d(x, weight, bias, **vars(case.geometry))
+            plain = trimmed_conv2d(x, weight, bias, top=0, bottom=0, unit=case.unit, **case.geometry)
+            dense = F.conv2d(x, weight, bias, **case.geometry)
             assert torch.equal(plain.nan_to_num(), dense.nan_to_num())
         else:
             with using(BACKENDS[case.seed % len(BACKENDS)]):
@@ -134,7 +139,7 @@ def by_hand(x: Tensor, weight: Tensor, top: int, bottom: int, unit: Unit) -> Ten
 def test_the_definition_is_the_sorted_middle_of_a_field(unit: Unit) -> None:
     x, weight, bias = numbers(1, 3, 5, 4), numbers(2, 3, 3, 2, seed=1), numbers(2, seed=2)
     expected = by_hand(F.pad(x[0], (2, 2, 1, 1)), weight, 2, 1, unit) + bias.view(2, 1, 1)
-    defined = reference.trimmed_conv2d(x, weight, bias, Geometry(padding=(1, 2)), top=2, bottom=1, unit=unit)
+    defined = reference.trimmed_conv2d(x, weight, bias, moved(padding=(1, 2)), top=2, bottom=1, unit=unit)
     torch.testing.assert_close(defined[0].view(expected.shape), expected)
 
 
@@ -151,7 +156,7 @@ def test_ties_leave_lowest_index_first(unit: Unit, top: int, bottom: int) -> Non
 def test_windows_of_many_places() -> None:
     # More ties than a byte can count.
     x, weight = torch.ones(1, 2, 16, 18), torch.ones(2, 2, 16, 17)
-    check(x, weight, None, Geometry(), top=30, bottom=25, unit="pixel")
+    check(x, weight, None, moved(), top=30, bottom=25, unit="pixel")
 
 
 @pytest.mark.parametrize("value", [1.0, -1e8, inf])
@@ -181,7 +186,7 @@ def test_what_is_removed_does_not_matter(unit: Unit, huge: float) -> None:
     x, weight = numbers(2, 2, 5, 5, dtype=torch.float32), numbers(4, 2, 3, 3, seed=1, dtype=torch.float32)
     weight[:, 1] = weight[:, 1].abs() * weight[:, 0].sign()
     x[:, :, 2, 2] = huge
-    check(x, weight, None, Geometry(padding=(1, 1)), top=2, bottom=2, unit=unit)
+    check(x, weight, None, moved(padding=1), top=2, bottom=2, unit=unit)
     value = trimmed_conv2d(x.requires_grad_(), weight.requires_grad_(), top=2, bottom=2, padding=1, unit=unit)
     assert value.abs().max() < 20
     assert all(t.isfinite().all() for t in torch.autograd.grad(value.sum(), (x, weight)))
@@ -194,8 +199,8 @@ def test_zero_times_infinity_is_zero(unit: Unit) -> None:
     x[0, 1, 0, 2], weight[0, 1, 0, 2] = 0.0, -inf
     terms = {"feature": 6 - 1, "pixel": 2 + 1 + 1 + 2 - 2}
     assert trimmed_conv2d(x, weight, top=1, bottom=0, unit=unit).item() == terms[unit]
-    check(x, weight, None, Geometry(), top=1, bottom=0, unit=unit)
-    check(x, weight, None, Geometry((1, 1), (1, 2)), top=1, bottom=2, unit=unit)
+    check(x, weight, None, moved(), top=1, bottom=0, unit=unit)
+    check(x, weight, None, moved(padding=(1, 2)), top=1, bottom=2, unit=unit)
 
 
 def test_infinities_that_disagree_in_a_pixel_are_undefined() -> None:
@@ -217,7 +222,7 @@ def test_nan_stays_in_the_fields_that_see_it_and_in_its_output(
     lost = torch.zeros(2, 3, 6, 6, dtype=torch.bool)
     lost[1, :, :2, 4:], lost[:, 2] = True, True
     assert torch.equal(trimmed_conv2d(x, weight, top=1, bottom=2, padding=1, unit=unit).isnan(), lost)
-    check(x, weight, None, Geometry(padding=(1, 1)), top=1, bottom=2, unit=unit)
+    check(x, weight, None, moved(padding=1), top=1, bottom=2, unit=unit)
 
 
 # Memory, layouts and gradients.
@@ -328,14 +333,8 @@ def test_autocast_keeps_the_precision_of_the_weight(unit: Unit) -> None:
         ({"x": torch.ones(3, 8, 8)}, r"x must have shape \(n, 4, height, width\) to match weight, got \(3, 8, 8\)"),
         ({"x": torch.ones(2, 3, 8, 8)}, r"x must have shape \(n, 4, height, width\) .* got \(2, 3, 8, 8\)"),
         ({"x": torch.ones(2, 4, 8, 8).double()}, r"x must have the dtype of weight .* got torch.float64"),
-        ({"x": torch.ones(2, 4, 8, 1)}, r"x must be at least as large as the window .* got \(8, 1\) .* \(3, 3\)"),
         ({"weight": torch.ones(6, 18)}, r"weight must have shape \(out, in, height, width\), got \(6, 18\)"),
         ({"bias": torch.ones(5)}, r"bias must have shape \(6,\) to match weight, got \(5,\)"),
-        ({"stride": 0}, "stride must be an int >= 1 or two of them, got 0"),
-        ({"stride": (1, 2, 3)}, r"stride must be an int >= 1 or two of them, got \(1, 2, 3\)"),
-        ({"padding": -1}, "padding must be an int >= 0 or two of them, got -1"),
-        ({"padding": "same"}, "padding must be an int >= 0 or two of them, got 'same'"),
-        ({"dilation": (1, 0.5)}, r"dilation must be an int >= 1 or two of them, got \(1, 0.5\)"),
         ({"unit": "colour"}, 'unit must be "feature" or "pixel", got \'colour\''),
         ({"bottom": 1.0}, "bottom must be an integer, got 1.0"),
         ({"top": 20, "bottom": 16}, r"top \+ bottom must be smaller than .* got top=20 and bottom=16 with 36 terms"),
@@ -367,21 +366,18 @@ def test_the_layer_says_what_it_is() -> None:
     layer = TruncatedConv2d(3, 8, 3, 4, padding=1, unit="pixel")
     said = "TruncatedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), k=4, unit=pixel)"
     assert repr(layer) == repr(copy.deepcopy(layer)) == said
-    made = TruncatedConv2d(3, 8, 3, 4, device="meta", dtype=torch.float64)
-    assert (made.weight.device.type, made.weight.dtype) == ("meta", torch.float64)
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"k": 9}, r'k must satisfy 0 <= 2\*k < the terms of a field, got k=9 with 18 terms of unit "feature"'),
-        ({"k": 5, "unit": "pixel"}, r'k must satisfy 0 <= 2\*k < .* got k=5 with 9 terms of unit "pixel"'),
-        ({"k": -1}, r"k must satisfy 0 <= 2\*k < the terms of a field, got k=-1"),
+        ({"k": 9}, r"k must satisfy 0 <= 2\*k < terms of a field, got k=9 with terms of a field=18"),
+        ({"k": 5, "unit": "pixel"}, r"k must satisfy 0 <= 2\*k < .* got k=5 with terms of a field=9"),
+        ({"k": -1}, r"k must satisfy 0 <= 2\*k < terms of a field, got k=-1"),
         ({"k": True}, "k must be an integer, got True"),
         ({"k": 1.0}, "k must be an integer, got 1.0"),
         ({"unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
-        ({"kernel_size": 0}, "kernel_size must be an int >= 1 or two of them, got 0"),
-        ({"padding": "same"}, "padding must be an int >= 0 or two of them, got 'same'"),
+        ({"padding": "same"}, "padding must be an int or two of them, got 'same'"),
     ],
 )
 def test_a_wrong_layer_is_named(changed: dict[str, Any], said: str) -> None:
@@ -410,7 +406,7 @@ def test_the_straight_surrogate_is_the_gradient_of_the_dense_layer(unit: Unit) -
     x[:, 0, 3, 3] = inf
     ordinary = layer(x)
     leaf = torch.zeros_like(x).requires_grad_()
-    (dense,) = torch.autograd.grad(F.conv2d(leaf, layer.weight, **vars(layer.geometry)), leaf, upstream)
+    (dense,) = torch.autograd.grad(F.conv2d(leaf, layer.weight, **layer.geometry), leaf, upstream)
     with surrogate_gradients(layer):
         leaf = x.clone().requires_grad_()
         out = layer(leaf)

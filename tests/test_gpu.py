@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ell0.ops import gpu, networks
+from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
 NAMES = (
     "ordinary", "images", "zeros", "integers", "attacked", "huge", "undefined", "few_stay", "one_sided",
     "pairs", "determinism", "size", "prepared", "empty",
 )  # fmt: skip
+needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 
 
-@pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize(
     "names",
     [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:]],
@@ -38,24 +39,28 @@ def test_without_triton_the_gpu_is_served_by_torch(monkeypatch: pytest.MonkeyPat
     assert not gpu.serves(torch.empty(3, 40, device="meta"))
 
 
-@pytest.mark.parametrize(("network", "size"), [(networks.SORT8, 8), (networks.SORT16, 16)])
-def test_networks_sort(network: networks.Comparators, size: int) -> None:
+@needs_triton
+@pytest.mark.parametrize("size", [8, 16])
+def test_networks_sort(size: int) -> None:
     """All zeros and ones are enough (Knuth, volume 3, section 5.3.4)."""
+    kernels = gpu._kernels()
     for bits in product((0, 1), repeat=size):
-        values = list(bits)
-        for i, j in network:
-            values[i], values[j] = max(values[i], values[j]), min(values[i], values[j])
+        values = compared(list(bits), kernels.SORT8 if size == 8 else kernels.SORT16)
         assert values == sorted(bits, reverse=True)
 
 
+@needs_triton
 @pytest.mark.parametrize("size", range(17))
 def test_networks_merge_what_falls_and_rises(size: int) -> None:
-    comparators, places = networks.merge(size)
-    for ones in product(range(size + 1), repeat=2):
-        # Zeros and ones that fall and then rise.
-        first, last = ones
+    comparators, places = gpu._kernels().merge(size)
+    for first, last in product(range(size + 1), repeat=2):
         values = [1 if i < first or i >= size - last else 0 for i in range(size)]
-        wanted = sorted(values, reverse=True)
-        for i, j in comparators:
-            values[i], values[j] = max(values[i], values[j]), min(values[i], values[j])
-        assert [values[p] for p in places] == wanted
+        merged = compared(values, comparators)
+        assert [merged[p] for p in places] == sorted(values, reverse=True)
+
+
+def compared(values: list[int], comparators: tuple[tuple[int, int], ...]) -> list[int]:
+    values = list(values)
+    for i, j in comparators:
+        values[i], values[j] = max(values[i], values[j]), min(values[i], values[j])
+    return values

@@ -110,9 +110,7 @@ def test_the_first_convolution_may_truncate(
         assert (first.k, first.unit, first.padding) == (most, unit, (1, 1))
         plain = build(0, in_shape=(3, 32, 32), truncation=truncation)
         assert type(plain.get_submodule("features.0")) is nn.Conv2d
-        with pytest.raises(
-            ValueError, match=rf"0 <= 2\*k < the terms of a field, got k={most + 1} with {2 * most + 1} "
-        ):
+        with pytest.raises(ValueError, match=rf"got k={most + 1} with terms of a field={2 * most + 1}"):
             build(most + 1, in_shape=(3, 32, 32), truncation=truncation)
         with pytest.raises(ValueError, match='truncation must be "input", "conv" or "pixel", got \'row\''):
             build(0, in_shape=(3, 32, 32), truncation="row")

@@ -9,11 +9,12 @@ from typing import Literal, get_args
 from torch import nn
 
 from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
-from .nn.conv import check_field_k
 from .nn.layers import check_shape
 from .ops import check_k
+from .ops.conv import count_terms
 from .threat import Unit
 
+Shape = tuple[int, int, int]  # channels, height, width
 Truncation = Literal["input", "conv", "pixel"]
 """What a convolutional network truncates: its input, or the products or pixels that its first layer adds up."""
 
@@ -40,11 +41,7 @@ def mlp(
 
 
 def vgg19(
-    k: int = 10,
-    *,
-    classes: int = 10,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
-    truncation: Truncation = "input",
+    k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32), truncation: Truncation = "input"
 ) -> nn.Sequential:
     """VGG(k): VGG-19 without dropout, its input truncated before the first convolution     ([Beliaev22] appendix).
 
@@ -76,7 +73,7 @@ def vgg19(
 def cnn(
     *,
     classes: int = 10,
-    in_shape: tuple[int, int, int] = (1, 28, 28),
+    in_shape: Shape = (1, 28, 28),
     widths: Sequence[int] = (64, 128),
     depth: int = 1,
     hidden: Sequence[int] = (),
@@ -102,12 +99,7 @@ def cnn(
 
 
 def small_cnn(
-    k: int = 0,
-    *,
-    classes: int = 10,
-    in_shape: tuple[int, int, int] = (1, 28, 28),
-    width: int = 8,
-    truncation: Truncation = "input",
+    k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8, truncation: Truncation = "input"
 ) -> nn.Sequential:
     """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k and truncation as in `vgg19`."""
     _check(k, in_shape, truncation)
@@ -133,7 +125,7 @@ def _check(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
     if truncation == "input":
         check_k(k, math.prod(in_shape))
     else:
-        check_field_k(k, in_shape[0], (3, 3), _UNITS[truncation])
+        check_k(k, count_terms(in_shape[0], (3, 3), _UNITS[truncation]), "terms of a field")
 
 
 _UNITS: dict[Truncation, Unit] = {"conv": "feature", "pixel": "pixel"}

@@ -73,8 +73,7 @@ def _straight(layer: TruncatedLinear | TruncatedConv2d | InputTruncation | Input
         return lambda grad, _: grad
     weight = layer.weight.detach()
     if isinstance(layer, TruncatedConv2d):
-        where = vars(layer.geometry)
-        return lambda grad, x: conv2d_input(x.shape, weight, grad, **where)
+        return lambda grad, x: conv2d_input(x.shape, weight, grad, **layer.geometry)
     if isinstance(layer, TruncatedLinear):
         return lambda grad, _: grad @ weight
     return lambda grad, _: grad * weight

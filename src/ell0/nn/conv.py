@@ -1,13 +1,11 @@
 """The convolution whose sums drop their extreme terms."""
 
-from typing import cast
+from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
-from ..ops import trimmed_conv2d
-from ..ops.conv import Pair, check_geometry, check_pair, count_terms
-from ..ops.reference import Geometry
+from ..ops import check_k, trimmed_conv2d
+from ..ops.conv import Pair, count_terms
 from ..threat import Unit
 
 # fx records a call of this as one node instead of tracing into it.
@@ -41,38 +39,22 @@ class TruncatedConv2d(nn.Conv2d):
         dilation: Pair = 1,
         bias: bool = True,
         unit: Unit = "feature",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        kernel, geometry = check_pair("kernel_size", kernel_size, 1), check_geometry(stride, padding, dilation)
-        check_field_k(k, in_channels, kernel, unit)
-        where = vars(geometry)
-        super().__init__(in_channels, out_channels, kernel, bias=bias, device=device, dtype=dtype, **where)
+        if isinstance(padding, str):
+            raise ValueError(f"padding must be an int or two of them, got {padding!r}")
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, bias=bias)
+        check_k(k, count_terms(in_channels, self.kernel_size, unit), "terms of a field")
         self.k = k
         self.unit: Unit = unit
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, in_channels, height, width)``; result: ``(n, out_channels, ...)``."""
-        where = vars(self.geometry)
-        return trimmed_conv2d(x, self.weight, self.bias, top=self.k, bottom=self.k, unit=self.unit, **where)
+        return trimmed_conv2d(x, self.weight, self.bias, top=self.k, bottom=self.k, unit=self.unit, **self.geometry)
 
     @property
-    def geometry(self) -> Geometry:
-        """How its window moves over an image."""
-        stride, padding, dilation = (cast(tuple[int, int], pair) for pair in (self.stride, self.padding, self.dilation))
-        return Geometry(stride, padding, dilation)
+    def geometry(self) -> dict[str, Any]:
+        """How its window moves over an image: stride, padding and dilation."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}, unit={self.unit}"
-
-
-def check_field_k(k: int, channels: int, kernel: tuple[int, int], unit: Unit) -> None:
-    """Raises unless k terms can leave on each side of a receptive field."""
-    terms = count_terms(channels, kernel, unit)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise ValueError(f"k must be an integer, got {k!r}")
-    if not 0 <= 2 * k < terms:
-        raise ValueError(
-            f'k must satisfy 0 <= 2*k < the terms of a field, got k={k} with {terms} terms of unit "{unit}" '
-            f"({channels} channels, {kernel[0]}x{kernel[1]})"
-        )

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
+from ..ops.checks import check_like
+
+Device = torch.device | str | None
+Dtype = torch.dtype | None
 
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")
@@ -29,13 +33,7 @@ class TruncatedLinear(nn.Linear):
     _prepared: Prepared | None = None  # set by the context manager `prepared` alone
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        k: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_features: int, out_features: int, k: int, bias: bool = True, device: Device = None, dtype: Dtype = None
     ) -> None:
         check_k(k, in_features)
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -80,13 +78,7 @@ class InputTruncation(nn.Module):
         k: features removed on each side, ``0 <= 2k < number of features``; ``k=0`` only scales.
     """
 
-    def __init__(
-        self,
-        features: int | Sequence[int],
-        k: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, features: int | Sequence[int], k: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.features = check_shape("features", (features,) if isinstance(features, int) else features)
         check_k(k, math.prod(self.features))
@@ -104,10 +96,7 @@ class InputTruncation(nn.Module):
 def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
     if x.shape[1:] != weight.shape:
         raise ValueError(f"x must have shape (n, {', '.join(map(str, weight.shape))}), got {tuple(x.shape)}")
-    if x.dtype != weight.dtype:
-        raise ValueError(f"x must have the dtype of weight ({weight.dtype}), got {x.dtype}")
-    if x.device != weight.device:
-        raise ValueError(f"x must be on the device of weight ({weight.device}), got {x.device}")
+    check_like(weight, x=x)
     with torch.no_grad():
         nothing = ((weight == 0) & x.isinf()) | (weight.isinf() & (x == 0))
         product = torch.where(nothing, 0.0, weight * x)
@@ -169,10 +158,6 @@ class InputScale(nn.Module):
 
 def check_shape(name: str, shape: object) -> tuple[int, ...]:
     """Returns the shape as a tuple; raises unless it is a sequence of positive ints."""
-    if (
-        not isinstance(shape, Sequence)
-        or not shape
-        or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape)
-    ):
-        raise ValueError(f"{name} must be a shape of positive ints, such as (3, 32, 32), got {shape!r}")
-    return tuple(shape)
+    if isinstance(shape, Sequence) and shape and all(type(size) is int and size > 0 for size in shape):
+        return tuple(shape)
+    raise ValueError(f"{name} must be a shape of positive ints, such as (3, 32, 32), got {shape!r}")

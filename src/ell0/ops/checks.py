@@ -20,12 +20,17 @@ def check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[s
         x = x.to(weight.dtype)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},) to match weight, got {tuple(bias.shape)}")
-    for name, tensor in (("x", x), ("bias", bias)):
+    check_like(weight, x=x, bias=bias)
+    return x
+
+
+def check_like(weight: Tensor, **tensors: Tensor | None) -> None:
+    """Raises unless the tensors have the dtype and the device of weight."""
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype != weight.dtype:
             raise ValueError(f"{name} must have the dtype of weight ({weight.dtype}), got {tensor.dtype}")
         if tensor is not None and tensor.device != weight.device:
             raise ValueError(f"{name} must be on the device of weight ({weight.device}), got {tensor.device}")
-    return x
 
 
 def check_weight(weight: Tensor, sizes: tuple[str, ...] = ("out", "in")) -> None:
@@ -46,12 +51,12 @@ def check_matrix(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x
 
 
-def check_k(k: int, in_features: int) -> None:
-    """Raises unless k terms can be removed on each side of ``in_features``."""
+def check_k(k: int, terms: int, name: str = "in_features") -> None:
+    """Raises unless k terms can be removed on each side of so many, which the message gives this name."""
     if isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
         raise ValueError(f"k must be an integer, got {k!r}")
-    if not 0 <= 2 * k < in_features:
-        raise ValueError(f"k must satisfy 0 <= 2*k < in_features, got k={k} with in_features={in_features}")
+    if not 0 <= 2 * k < terms:
+        raise ValueError(f"k must satisfy 0 <= 2*k < {name}, got k={k} with {name}={terms}")
 
 
 def check_counts(top: int, bottom: int, d: int) -> None:

@@ -13,26 +13,19 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.utils import _pair
 
 from ..threat import Unit
 from .blocked import ascending
 from .checks import check_counts, check_tensors, refuse_forward_mode
 from .operator import trimmed_linear
-from .reference import Geometry
 
 Pair = int | tuple[int, int]
 
-BLOCK = 1 << 24
-"""Terms of pixels that are made at once on a GPU: 64 MiB of float32."""
-
-CACHED = 1 << 18
-"""The same on the CPU, where terms that are compared again and again should stay in the cache."""
-
-LARGE, SORTED = 64, 1 << 22
-"""Places of a window beyond which so many terms are made at once on the CPU: its matrix products would be tiny."""
-
-COMPARED = 512
-"""Terms times removed terms; beyond it terms are sorted instead of compared."""
+BLOCK = 1 << 24  # terms of pixels that are made at once on a GPU: 64 MiB of float32
+CACHED = 1 << 18  # the same on the CPU, where terms that are compared again and again should stay in the cache
+LARGE, SORTED = 64, 1 << 22  # places of a window beyond which the CPU makes so many: its products would be tiny
+COMPARED = 512  # terms times removed terms; beyond it terms are sorted instead of compared
 
 
 def trimmed_conv2d(
@@ -62,28 +55,23 @@ def trimmed_conv2d(
             float32 or float64.
         top, bottom: terms removed on each side, ``top + bottom <`` the number of terms.
     """
-    geometry = check_geometry(stride, padding, dilation)
     x = check_tensors(x, weight, bias, ("out", "in", "height", "width"))
     channels, kernel = weight.shape[1], (weight.shape[2], weight.shape[3])
     if x.dim() != 4 or x.shape[1] != channels:
         raise ValueError(f"x must have shape (n, {channels}, height, width) to match weight, got {tuple(x.shape)}")
-    size = _output_size(x.shape[2:], kernel, geometry)
-    if min(size) < 1:
-        raise ValueError(
-            f"x must be at least as large as the window after padding, got {tuple(x.shape[2:])} for a window of "
-            f"{kernel} with {geometry}"
-        )
     check_counts(top, bottom, count_terms(channels, kernel, unit))
     refuse_forward_mode(x, weight, bias)
     if top == bottom == 0:
-        return F.conv2d(x, weight, bias, **vars(geometry))
-    fields = F.unfold(x, kernel, geometry.dilation, geometry.padding, geometry.stride).transpose(1, 2)
+        return F.conv2d(x, weight, bias, stride, padding, dilation)
+    fields = F.unfold(x, kernel, dilation, padding, stride).transpose(1, 2)
     if unit == "feature":
         out = trimmed_linear(fields, weight.flatten(1), bias, top=top, bottom=bottom)
     else:
         pixels = fields.reshape(-1, channels, kernel[0] * kernel[1])
         out = torch.ops.ell0.trimmed_pixels(pixels, weight.flatten(2), bias, top, bottom)
     # In the memory format of x, as F.conv2d has it.
+    steps = zip(x.shape[2:], _pair(padding), _pair(dilation), kernel, _pair(stride), strict=True)
+    size = [(length + 2 * pad - apart * (window - 1) - 1) // step + 1 for length, pad, apart, window, step in steps]
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     out = out.view(x.shape[0], *size, weight.shape[0]).permute(0, 3, 1, 2)
     return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -95,29 +83,6 @@ def count_terms(channels: int, kernel: Sequence[int], unit: Unit) -> int:
         raise ValueError(f'unit must be "feature" or "pixel", got {unit!r}')
     places = kernel[0] * kernel[1]
     return places if unit == "pixel" else channels * places
-
-
-def check_pair(name: str, value: Any, least: int) -> tuple[int, int]:
-    """Returns the value as a pair, vertical and horizontal; raises unless it is one or two ints >= least."""
-    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
-    if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair):
-        raise ValueError(f"{name} must be an int >= {least} or two of them, got {value!r}")
-    return pair
-
-
-def check_geometry(stride: Pair, padding: Pair, dilation: Pair) -> Geometry:
-    """Returns these arguments as a geometry; raises unless they are valid."""
-    return Geometry(
-        check_pair("stride", stride, 1), check_pair("padding", padding, 0), check_pair("dilation", dilation, 1)
-    )
-
-
-def _output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> tuple[int, int]:
-    height, width = (
-        (size[i] + 2 * geometry.padding[i] - geometry.dilation[i] * (kernel[i] - 1) - 1) // geometry.stride[i] + 1
-        for i in (0, 1)
-    )
-    return height, width
 
 
 class _Pixels:
@@ -176,18 +141,14 @@ def _backward(
     return grad_fields, grad_weight.to(weight.dtype)
 
 
-_trimmed_pixels = torch.library.custom_op(
-    "ell0::trimmed_pixels",
-    _forward,
-    mutates_args=(),
-    schema="(Tensor fields, Tensor weight, Tensor? bias, SymInt top, SymInt bottom) -> Tensor",
+FORWARD = "(Tensor fields, Tensor weight, Tensor? bias, SymInt top, SymInt bottom) -> Tensor"
+BACKWARD = (
+    "(Tensor grad, Tensor fields, Tensor weight, SymInt top, SymInt bottom, bool to_fields, bool to_weight) "
+    "-> (Tensor, Tensor)"
 )
+_trimmed_pixels = torch.library.custom_op("ell0::trimmed_pixels", _forward, mutates_args=(), schema=FORWARD)
 _trimmed_pixels_backward = torch.library.custom_op(
-    "ell0::trimmed_pixels_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor grad, Tensor fields, Tensor weight, SymInt top, SymInt bottom, bool to_fields, bool to_weight) "
-    "-> (Tensor, Tensor)",
+    "ell0::trimmed_pixels_backward", _backward, mutates_args=(), schema=BACKWARD
 )
 
 
@@ -211,9 +172,8 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_fields, to_weight, to_bias, *_ = ctx.needs_input_grad
     grad_fields, grad_weight = None, None
     if to_fields or to_weight:
-        grad_fields, grad_weight = torch.ops.ell0.trimmed_pixels_backward(
-            grad, *ctx.saved_tensors, *ctx.counts, to_fields, to_weight
-        )
+        saved = (*ctx.saved_tensors, *ctx.counts, to_fields, to_weight)
+        grad_fields, grad_weight = torch.ops.ell0.trimmed_pixels_backward(grad, *saved)
     grad_bias = grad.sum(0) if to_bias else None
     return grad_fields if to_fields else None, grad_weight if to_weight else None, grad_bias, None, None
 

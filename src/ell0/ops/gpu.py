@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import networks
 from .checks import bounds_per_row, check_prepared
 
 LISTED = 15  # the longest list of the walk; more removed terms than this are counted
@@ -35,6 +34,8 @@ WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiproces
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
 
 _MOST = (1 << 31) - 1
+
+Counts = tuple[tuple[int, int], ...]
 
 
 @functools.cache
@@ -60,7 +61,7 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     arrays: Sequence[Tensor],
-    counts: tuple[tuple[int, int], ...],
+    counts: Counts,
     keep_cuts: bool,
     kept: list[Lanes] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,7 +108,7 @@ def forward(
         at = pairs * each + p * 2 * tickets
         drawn = cleared[at : at + 2 * tickets]
         outputs = (out[some] if bias is None else bias, out[some], cuts[some], ties[some], marks[some])
-        work = Work(x, weight, order, bound, drawn, flags, keep_cuts, bias is not None, outputs)
+        work = Work(x, weight, order, bound, drawn, keep_cuts, bias is not None, outputs)
         if listed:
             _walk(work, lanes, counts[p][0])
         else:
@@ -145,7 +146,7 @@ def backward(
         launch(
             "weight_gradient", (rows,),
             (turned, x, weight, order, bound, lanes.panel, lanes.asked, *lanes.leads, cuts, ties, marks, parts,
-             marks.new_empty(rows * TIED), grad_weight, n, rows, lanes.width, d, bounds_per_row(d), pieces),
+             marks.new_empty(rows * TIED), grad_weight, n, rows, len(lanes.reach), d, bounds_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
     if to_x:
@@ -161,21 +162,6 @@ def backward(
 
 
 @dataclass(frozen=True)
-class Work:
-    """One batch and one weight: what the walk and the selection both take."""
-
-    x: Tensor
-    weight: Tensor
-    order: Tensor
-    bound: Tensor
-    tickets: Tensor  # zeros, for two kernels
-    asked: Tensor  # flags: some samples want to be walked, and what `triton_kernels.pack` notes
-    keep_cuts: bool
-    has_bias: bool
-    outputs: tuple[Tensor, ...]  # bias, out, cuts, ties, marks
-
-
-@dataclass(frozen=True)
 class Lanes:
     """The rows of a matrix laid out for the lanes: what `triton_kernels.pack` writes."""
 
@@ -183,9 +169,7 @@ class Lanes:
     reach: Tensor
     inner: Tensor
     votes: Tensor
-    lead_count: Tensor
-    lead_index: Tensor
-    lead_value: Tensor
+    leads: tuple[Tensor, Tensor, Tensor]  # how many coordinates of each row are outlying, where, and their values
     asked: Tensor
 
     @classmethod
@@ -197,97 +181,94 @@ class Lanes:
         together = max(1, (8192 if padded >= 4096 else 4096) // width)
         counted, listed, inside = (padded, LEADS * padded, d) if samples else (0, 0, 0)
         # Two buffers: to allocate takes the host as long as to launch.
-        panel, inner, reach, value = matrix.new_empty(padded * (d + inside + 1) + listed).split(
-            (d * padded, inside * padded, padded, listed)
-        )
-        votes, count, index = matrix.new_empty(2 * counted + listed, dtype=torch.int32).split(
-            (counted, counted, listed)
-        )
-        lanes = cls(panel, reach, inner.view(inside, padded), votes, count, index, value, asked)
+        floats, ints = (d * padded, inside * padded, padded, listed), (counted, counted, listed)
+        panel, inner, reach, value = matrix.new_empty(sum(floats)).split(floats)
+        votes, count, index = matrix.new_empty(sum(ints), dtype=torch.int32).split(ints)
+        lanes = cls(panel, reach, inner.view(inside, padded), votes, (count, index, value), asked)
         launch(
             "pack", (-(-padded // together),),
-            (matrix, asked, lanes.panel, lanes.reach, lanes.inner, lanes.votes, *lanes.leads, rows, padded, d),
+            (matrix, asked, panel, reach, lanes.inner, votes, *lanes.leads, rows, padded, d),
             (("WIDTH", width), ("ROWS", together), ("SAMPLES", samples), ("LEADS", LEADS)),
             {"num_warps": 8, "maxnreg": 128},
         )  # fmt: skip
         return lanes
 
-    @property
-    def leads(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.lead_count, self.lead_index, self.lead_value
 
-    @property
-    def width(self) -> int:
-        return len(self.reach)
+@dataclass(frozen=True)
+class Work:
+    """One batch and one weight: what the walk and the selection both take."""
+
+    x: Tensor
+    weight: Tensor
+    order: Tensor
+    bound: Tensor
+    tickets: Tensor  # zeros, for two kernels
+    keep_cuts: bool
+    has_bias: bool
+    outputs: tuple[Tensor, ...]  # bias, out, cuts, ties, marks
+
+    def units(self, lanes: int) -> tuple[int, int, int]:
+        """Parts of the walkers; units of work (32 lanes and a part), enough for all multiprocessors; their number."""
+        tiles, sms = -(-lanes // LANES), _multiprocessors(self.x.device)
+        parts = max(1, 2 * sms // tiles)
+        return parts, tiles * parts, sms
 
 
-def _walk(work: Work, lanes: Lanes, k: int) -> None:
+def _walk(work: Work, samples: Lanes, k: int) -> None:
+    """Walks the rows of the weight and, if samples are asked, the samples of those that want it."""
     x, weight = work.x, work.weight
-    n, rows = len(x), len(weight)
-    ask = n * rows >= ASKED
-    first, second = work.tickets.chunk(2)
-    share = max(1, min(4, -(-n // LANES) * rows // (8 * _multiprocessors(x.device) * WALKERS)))
-    _walk_by(work, lanes, k, ask, True, (work.order, work.bound, weight, lanes, x, first), share)
-    if ask:
-        order, bound = _ordered(x, lanes.votes, work.asked)
-        across = Lanes.of(weight, samples=False, asked=work.asked)
-        _walk_by(work, lanes, k, ask, False, (order, bound, x, across, weight, second), 1)
-
-
-def _walk_by(
-    work: Work, samples: Lanes, k: int, ask: bool, by_weight: bool, sides: tuple[Any, ...], share: int
-) -> None:
-    """sides: order, bound and rows that are walked; what lies in the lanes, packed and as it is; tickets.
-
-    share: walkers to a ticket, few where there is little to do.
-    """
-    order, bound, walkers, lanes, others, tickets = sides
-    n, rows, d = len(work.x), len(work.weight), work.x.shape[1]
-    sms = _multiprocessors(work.x.device)
-    parts, units = _units(len(others), sms)
-    launch(
-        "walk", (sms * _programs(WALKERS, work.x.device),),
-        (order, bound, walkers, lanes.panel, lanes.reach, others, samples.votes, *samples.leads, *work.outputs, tickets,
-         work.asked, len(walkers), len(others), lanes.width, d, bounds_per_row(d), parts, units, sms, share, n, rows),
-        _walk_constants(k, work.keep_cuts, by_weight, ask, work.has_bias, d), WALK,
-    )  # fmt: skip
+    (n, d), rows, asked = x.shape, len(weight), samples.asked
+    ask, sms = n * rows >= ASKED, _multiprocessors(x.device)
+    for by_weight in (True, False) if ask else (True,):
+        if by_weight:
+            order, bound, walkers, others, lanes = work.order, work.bound, weight, x, samples
+            # Walkers to a ticket: few where there is little to do.
+            share = max(1, min(4, -(-n // LANES) * rows // (8 * sms * WALKERS)))
+        else:
+            order, bound = _ordered(x, samples.votes, asked)
+            walkers, others, lanes, share = x, weight, Lanes.of(weight, samples=False, asked=asked), 1
+        launch(
+            "walk", (_programs(WALKERS, x.device),),
+            (order, bound, walkers, lanes.panel, lanes.reach, others, samples.votes, *samples.leads, *work.outputs,
+             work.tickets.chunk(2)[0 if by_weight else 1], asked, len(walkers), len(others), len(lanes.reach), d,
+             bounds_per_row(d), *work.units(len(others)), share, n, rows),
+            _walk_constants(k, work.keep_cuts, by_weight, ask, work.has_bias, d), WALK,
+        )  # fmt: skip
 
 
 @functools.cache
 def _walk_constants(
     k: int, keep_cuts: bool, by_weight: bool, ask: bool, has_bias: bool, d: int
 ) -> tuple[tuple[str, Any], ...]:
-    merge, places = networks.merge(k + keep_cuts)  # one more than is removed is listed if ties must be seen
-    step = 8 if by_weight else 16
+    kernels, step = _kernels(), 8 if by_weight else 16
+    merge, places = kernels.merge(k + keep_cuts)  # one more than is removed is listed if ties must be seen
     return (
         ("K", k), ("KEEP", keep_cuts), ("BY_WEIGHT", by_weight), ("ASK", ask), ("HAS_BIAS", has_bias),
-        ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0), ("SORT", networks.SORT16),
-        ("SORT8", networks.SORT8), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
+        ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0), ("SORT", kernels.SORT16),
+        ("SORT8", kernels.SORT8), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
 
 
-def _select(work: Work, lanes: Lanes, counts: tuple[tuple[int, int], ...]) -> None:
-    x, weight = work.x, work.weight
-    (n, d), rows = x.shape, weight.shape[0]
-    sms = _multiprocessors(x.device)
-    programs = sms * _programs(SELECTORS, x.device)
-    parts, units = _units(n, sms)
-    pairs = counts if len(counts) == 2 else (*counts, (0, 0))
-    scratch = x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
+def _select(work: Work, lanes: Lanes, counts: Counts) -> None:
+    (n, d), rows = work.x.shape, len(work.weight)
+    programs = _programs(SELECTORS, work.x.device)
+    pairs = (*counts, (0, 0))
+    scratch = work.x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
     launch(
         "select", (programs,),
-        (work.order, work.bound, weight, lanes.panel, lanes.reach, x, *lanes.leads, *work.outputs, work.tickets,
-         scratch, rows, n, lanes.width, d, bounds_per_row(d), parts, units, sms, *pairs[0], *pairs[1]),
+        (work.order, work.bound, work.weight, lanes.panel, lanes.reach, work.x, *lanes.leads, *work.outputs,
+         work.tickets, scratch, rows, n, len(lanes.reach), d, bounds_per_row(d), *work.units(n), *pairs[0], *pairs[1]),
         _select_constants(len(counts), work.keep_cuts, work.has_bias, d), SELECT,
     )  # fmt: skip
 
 
 @functools.cache
 def _select_constants(pairs: int, keep_cuts: bool, has_bias: bool, d: int) -> tuple[tuple[str, Any], ...]:
-    merge, places = networks.merge(16)
+    kernels = _kernels()
+    merge, places = kernels.merge(16)
     return (
         ("PAIRS", pairs), ("KEEP", keep_cuts), ("HAS_BIAS", has_bias), ("SHORT", d < 32), ("EXACT", d % 16 == 0),
-        ("PASSES", 12), ("SORT", networks.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
+        ("PASSES", 12), ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
 
 
@@ -316,20 +297,13 @@ def _width(d: int) -> int:
 
 
 @functools.cache
-def _units(lanes: int, sms: int) -> tuple[int, int]:
-    """Parts of the walkers and units of work (a unit is 32 lanes and a part), enough for all multiprocessors."""
-    tiles = -(-lanes // LANES)
-    parts = max(1, 2 * sms // tiles)
-    return parts, tiles * parts
-
-
-@functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return 2 if _interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _programs(many: int, device: torch.device) -> int:
-    return many if device.type == "cuda" else 2
+    """So many on each multiprocessor."""
+    return _multiprocessors(device) * (many if device.type == "cuda" else 2)
 
 
 @functools.cache
@@ -346,15 +320,7 @@ def _interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    run: Any
-    function: Any
-    metadata: Any
-    constants: tuple[Any, ...]
-
-
-_compiled: dict[tuple[Any, ...], _Compiled] = {}
+_compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # run, function, metadata, values of the constants
 
 
 def launch(
@@ -385,9 +351,8 @@ def launch(
     with nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
         if found is None:
             kernel = getattr(_kernels(), name)[grid](*arguments, **dict(constants), **options)
-            values = tuple(value for _, value in constants)
-            _compiled[key] = _Compiled(kernel.run, kernel.function, kernel.packed_metadata, values)
+            _compiled[key] = kernel.run, kernel.function, kernel.packed_metadata, [value for _, value in constants]
         else:
-            sizes = (*grid, 1, 1)[:3]
+            run, function, metadata, values = found
             stream = torch._C._cuda_getCurrentRawStream(device)
-            found.run(*sizes, stream, found.function, found.metadata, None, None, None, *plain, *found.constants)
+            run(*(*grid, 1, 1)[:3], stream, function, metadata, None, None, None, *plain, *values)

@@ -140,6 +140,10 @@ def backward(grad: Tensor, saved: Sequence[Tensor], to_x: bool, to_weight: bool)
     limit, inner = _limits(x)
     with torch.autocast("cpu", enabled=False):
         grad_weight = grad.T @ inner if to_weight else x.new_empty(0)
+    if to_weight and inner is not x and not grad.isfinite().all():
+        # The zeros that stand for outlying coordinates must not become NaN.
+        outlying = x.abs() > limit.unsqueeze(1)
+        grad_weight = torch.stack([(g.unsqueeze(1) * inner).masked_fill_(outlying, 0.0).sum(0) for g in grad.T])
     if n == 0:
         return grad_x, grad_weight
     shared = (cuts, ties, limit, n, rows, d)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ Arrays = tuple[Tensor, Tensor, Tensor]  # order, ranked and bound of `Prepared`
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]  # output, cuts, ties, what was walked
 Kept = list[Any] | None
 
-PREPARE = "(Tensor weight) -> (Tensor, Tensor, Tensor)"
 FORWARD = (
     "(Tensor x, Tensor weight, Tensor? bias, Tensor order, Tensor ranked, Tensor bound, SymInt[] counts, "
     "bool keep_cuts) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -52,12 +51,9 @@ class Prepared:
     def check(self, weight: Tensor) -> None:
         """Raises unless this was made from the weight as it is now."""
         # This object holds the weight, so no other weight can have its memory.
-        if _place(weight) != _place(self.weight) or self.version != _version(self.weight):
+        now, then = ((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (weight, self.weight))
+        if now != then or self.version != _version(self.weight):
             raise ValueError("prepared must come from this weight as it is now: call ops.prepare(weight) again")
-
-
-def _place(weight: Tensor) -> tuple[object, ...]:
-    return (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, weight.device)
 
 
 def _version(weight: Tensor) -> int | None:
@@ -74,7 +70,9 @@ def _nothing_prepared(weight: Tensor) -> Arrays:
     return weight.new_empty((0, 0), dtype=torch.int32), weight.new_empty((0, 0)), weight.new_empty((0, 0))
 
 
-_prepare = torch.library.custom_op("ell0::prepare", _order, mutates_args=(), schema=PREPARE)
+_prepare = torch.library.custom_op(
+    "ell0::prepare", _order, mutates_args=(), schema="(Tensor weight) -> (Tensor, Tensor, Tensor)"
+)
 
 
 @_prepare.register_fake
@@ -100,11 +98,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any, kept: K
         found = [kernel.forward(x, weight, bias, arrays, *pair, keep_cuts) for pair in pairs]
     else:
         found = [blocked.forward(x, weight, bias, *pair, keep_cuts) for pair in pairs]
-    if len(found) == 1:
-        # Not views: the next layer may write into its input.
-        out, cuts, ties, walked = (torch.ops.aten._unsafe_view(t, (1, *t.shape)) for t in found[0])
-    else:
-        out, cuts, ties, walked = (torch.stack(each) for each in zip(*found, strict=True))
+    # Not a view if there is one pair: the next layer may write into its input.
+    stack = torch.stack if len(found) > 1 else lambda one: torch.ops.aten._unsafe_view(one[0], (1, *one[0].shape))
+    out, cuts, ties, walked = (stack(each) for each in zip(*found, strict=True))
     return out, cuts, ties, walked
 
 
@@ -126,16 +122,12 @@ def _(x: Tensor, weight: Tensor, _bias: Tensor | None, order: Tensor, *rest: Any
 def _backward(grad: Tensor, *rest: Any, kept: Kept = None) -> tuple[Tensor, Tensor]:
     """Gradients to x and weight, added up over the pairs. rest: as `BACKWARD` says."""
     x, weight, order, bound, cuts, ties, walked, to_x, to_weight = rest
-    grads: list[tuple[Tensor, Tensor]] = []
-    for upstream, *pair in zip(grad, cuts, ties, walked, strict=True):
-        mine = (x, weight, order, bound, *pair)
-        if order.numel() and order.is_cuda:
-            grads.append(gpu.backward(upstream, mine, to_x, to_weight, kept))
-        else:
-            grads.append((kernel if order.numel() else blocked).backward(upstream, mine, to_x, to_weight))
-    grad_x, grad_weight = grads[0]
-    for more_x, more_weight in grads[1:]:
-        grad_x, grad_weight = grad_x + more_x, grad_weight + more_weight
+    call = kernel.backward if order.numel() else blocked.backward
+    if order.numel() and order.is_cuda:
+        call = partial(gpu.backward, kept=kept)
+    pairs = zip(grad, cuts, ties, walked, strict=True)
+    grads = [call(upstream, (x, weight, order, bound, *pair), to_x, to_weight) for upstream, *pair in pairs]
+    grad_x, grad_weight = (reduce(torch.add, each) for each in zip(*grads, strict=True))
     return grad_x, grad_weight
 
 
@@ -158,18 +150,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, *_: None, backward: Callable[..., Any] | None = None
-) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 8
     to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
-    if (to_x or to_weight) and not ctx.keep_cuts:
-        raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
     grad_x = grad_weight = None
     if to_x or to_weight:
-        call = backward or torch.ops.ell0.trimmed_linear_backward
+        if not ctx.keep_cuts:
+            raise RuntimeError("ell0::trimmed_linear was called with keep_cuts=False and cannot be differentiated")
+        # A second derivative goes through the registered operator, which refuses it.
+        plain, kept = not torch.is_grad_enabled() and _is_plain(grad), getattr(ctx, "kept", None)
+        call = partial(_backward, kept=kept) if plain else torch.ops.ell0.trimmed_linear_backward
         grad_x, grad_weight = call(grad, *ctx.saved_tensors, to_x, to_weight)
+        if kept:
+            kept.clear()  # a second backward pass makes it again
     grad_bias = grad.sum((0, 1)) if to_bias else None
     return (grad_x if to_x else None, grad_weight if to_weight else None, grad_bias, *[None] * 5)
 
@@ -181,20 +175,13 @@ class _Trimmed(torch.autograd.Function):
     """The registered operator without torch's dispatch, which takes longer than a small layer on a GPU."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> Outputs:
         ctx.kept = [] if ctx.needs_input_grad[1] else None
         output = _forward(*inputs, kept=ctx.kept)
         _save(ctx, inputs, output)
         return output
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        # A second derivative goes through the registered operator, which refuses it.
-        plain = not torch.is_grad_enabled() and _is_plain(grad)
-        grads = _differentiate(ctx, grad, backward=partial(_backward, kept=ctx.kept) if plain else None)
-        if ctx.kept:
-            ctx.kept.clear()  # a second backward pass makes it again
-        return grads
+    backward = staticmethod(_differentiate)
 
 
 PLAIN = (Tensor, nn.Parameter)
@@ -220,8 +207,7 @@ def prepare(weight: Tensor) -> Prepared:
     check_weight(weight)
     with torch.no_grad():
         order, ranked, bound = (_order if _is_plain(weight) else torch.ops.ell0.prepare)(weight)
-    weight = weight.detach()
-    return Prepared(order, ranked, bound, weight, _version(weight))
+    return Prepared(order, ranked, bound, weight.detach(), _version(weight))
 
 
 def trimmed_linear(

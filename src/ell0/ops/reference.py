@@ -5,7 +5,8 @@ The other backends are tested against it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,18 +67,12 @@ def scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bo
     return total if bias is None else total + bias.double().abs()
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """How the window of a convolution moves over an image; pairs are vertical and horizontal."""
-
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+Geometry = Mapping[str, Any]  # stride, padding and dilation of a convolution, as F.unfold takes them
 
 
 def fields(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """What each output sees, zero padding included: ``(n, 1, in, places, positions)``, in float64."""
-    columns = F.unfold(x, weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
+    columns = F.unfold(x, weight.shape[2:], **geometry)
     return columns.view(len(x), 1, weight.shape[1], -1, columns.shape[-1]).double()
 
 
@@ -114,5 +109,5 @@ def conv_gradients(
     stays = stays.transpose(2, 3).unflatten(2, (1 if unit == "pixel" else rows.shape[1], rows.shape[2]))
     upstream = grad.double()[:, :, None, None]
     columns = (upstream * rows).where(stays, 0.0).sum(1).flatten(1, 2)
-    to_x = F.fold(columns, x.shape[2:], weight.shape[2:], geometry.dilation, geometry.padding, geometry.stride)
+    to_x = F.fold(columns, x.shape[2:], weight.shape[2:], **geometry)
     return to_x, (upstream * seen).where(stays, 0.0).sum((0, -1)).view(weight.shape)

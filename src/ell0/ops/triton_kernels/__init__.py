@@ -13,18 +13,6 @@ short cut is unsound (ties that matter, cancellation, infinities), `by_definitio
 from ._gradients import input_gradient, input_ties, weight_gradient, weight_parts
 from ._language import ALIGNED
 from ._layout import order_rows, pack
+from ._networks import SORT8, SORT16, merge
 from ._select import CANDIDATES, select
 from ._walk import walk
-
-__all__ = [
-    "ALIGNED",
-    "CANDIDATES",
-    "input_gradient",
-    "input_ties",
-    "order_rows",
-    "pack",
-    "select",
-    "walk",
-    "weight_gradient",
-    "weight_parts",
-]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._language import LANES, product_of
+from ._language import LANES, any_of, product_of
 
 
 @triton.jit
@@ -44,10 +44,9 @@ def by_definition(
     lane = lanes_raw + lane_at * d
     low = tl.full((SIZE,), -0x7F800001, tl.int32)  # at least `top` terms are at or above it
     high = tl.full((SIZE,), 0x7F800001, tl.int32)  # fewer are
-    low2 = low  # the same for the complements of the keys, in which the smallest terms come first
-    high2 = high
-    sure = tl.full((SIZE,), 0, tl.int32)
-    sure2 = sure
+    low2, high2 = low, high  # the same for the complements of the keys, in which the smallest terms come first
+    none = tl.full((SIZE,), 0, tl.int32)
+    sure, sure2 = none, none
     step = 0
     go = 1
     while go > 0:
@@ -57,8 +56,7 @@ def by_definition(
         if step < 2:
             middle = tl.where((low < step) & (step < high), step, middle)
             middle2 = tl.where((low2 < step - 1) & (step - 1 < high2), step - 1, middle2)
-        count = tl.full((SIZE,), 0, tl.int32)
-        count2 = count
+        count, count2 = none, none
         for j in range(0, d, TILE):
             terms, inside = _terms_of(walker, lane, j, d, TILE)
             key = _keys(terms)
@@ -88,10 +86,7 @@ def by_definition(
     upper = tl.where(top > 0, _value_of(cut), float("inf"))
     lower = tl.where(bottom > 0, _value_of(~cut2), float("-inf"))
     kept = tl.full((TILE, SIZE), 0.0, tl.float32)
-    above = tl.full((SIZE,), 0, tl.int32)
-    below = above
-    at_upper = above
-    at_lower = above
+    above, below, at_upper, at_lower = none, none, none, none
     for j in range(0, d, TILE):
         terms, inside = _terms_of(walker, lane, j, d, TILE)
         kept += tl.where(inside & (terms < upper[None, :]) & (terms > lower[None, :]), terms, 0.0)
@@ -119,6 +114,6 @@ def by_definition(
         tl.store(ties + cell, tie, mask=chosen)
         tl.store(ties + second + cell, tie2, mask=chosen)
         some = chosen & ((tie != 0) | (tie2 != 0))
-        if tl.max(some.to(tl.int32), 0) > 0:
+        if any_of(some):
             tl.atomic_max(walker_tied, 1)
             tl.atomic_max(lane_tied + lane_at, 1, mask=some)

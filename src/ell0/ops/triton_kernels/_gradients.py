@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._language import LANES, LARGEST, kernel, product_of, weight_of
+from ._language import LANES, LARGEST, any_of, kernel, product_of, weight_of
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def _tied_stay(terms, inside, upper, lower, ties, ties2):
     at_lower = inside & (terms == lower)
     rank = tl.cumsum(at_upper.to(tl.int32), 0)
     rank2 = tl.cumsum(at_lower.to(tl.int32), 0)
-    before = tl.where(upper == lower, tl.minimum(leave, many), 0)
+    before = tl.where(upper == lower, leave, 0)
     gone = at_upper & (rank <= leave)
     gone2 = at_lower & (rank2 > before) & (rank2 - before <= leave2)
     return (at_upper | at_lower) & ~gone & ~gone2
@@ -100,7 +100,7 @@ def _add_tied(
     tie2 = tl.load(ties + below + sample, mask=here, other=0)
     # Few tied terms of walked coordinates: lanes together. Else one sample after the other.
     few = here & (tie < 8) & (tie2 < 8) & (upper != lower) & (tl.load(lead_count + sample) == 0)
-    if tl.max(few.to(tl.int32), 0) > 0:
+    if any_of(few):
         base = sample // LANES * d * LANES + sample % LANES
         last = _last_to_leave(upper, tl.where(few, tie - 1, 0), base, order, panel, depth)
         last2 = _last_to_leave(lower, tl.where(few, tie2 - 1, 0), base, order, panel, depth)
@@ -112,7 +112,7 @@ def _add_tied(
             tl.atomic_add(out + tl.max(i, 1), share, mask=share != 0)
     tl.debug_barrier()  # so that the sums have one order
     left = here & ~few
-    while tl.max(left.to(tl.int32), 0) > 0:
+    while any_of(left):
         one = listed == tl.min(tl.where(left, listed, 1 << 30), 0)
         mine = tl.sum(tl.where(one, sample, 0), 0)
         column = tl.arange(0, WIDTH)
@@ -170,22 +170,19 @@ def weight_gradient(
                     v = tl.load(lead_value + q * width + lane, mask=there, other=0.0)
                     term = product_of(tl.load(raw + i, mask=there, other=0.0), v)
                     left = there & (term < upper) & (term > lower)
-                    while tl.max(left.to(tl.int32), 0) > 0:
+                    while any_of(left):
                         one = lane == tl.min(tl.where(left, lane, 1 << 30), 0)
                         at = tl.sum(tl.where(one, i, 0), 0)
                         tl.atomic_add(out + at, tl.sum(tl.where(one, g * v, 0.0), 0))
                         left = left & ~one
                 # A sample with too many to list: all of its row.
                 left = count > LEADS
-                while tl.max(left.to(tl.int32), 0) > 0:
+                while any_of(left):
                     sample = tl.min(tl.where(left, lane, 1 << 30), 0)
                     column = tl.arange(0, WIDTH)
                     v = tl.load(x + sample * d + column, mask=column < d, other=0.0)
-                    p = tl.load(
-                        panel + column * LANES + sample // LANES * d * LANES + sample % LANES,
-                        mask=column < d,
-                        other=0.0,
-                    )
+                    at = panel + column * LANES + sample // LANES * d * LANES + sample % LANES
+                    p = tl.load(at, mask=column < d, other=0.0)
                     term = product_of(tl.load(raw + column, mask=column < d, other=0.0), v)
                     stays = (term < tl.load(cuts + sample)) & (term > tl.load(cuts + below + sample))
                     stays = stays & (v != p) & (column < d)
@@ -196,9 +193,8 @@ def weight_gradient(
         for b in range(0, samples, BATCH):
             lane = b + tl.arange(0, BATCH)
             here = lane < samples
-            some = here & (
-                tl.load(ties + lane, mask=here, other=0) + tl.load(ties + below + lane, mask=here, other=0) > 0
-            )
+            both = tl.load(ties + lane, mask=here, other=0) + tl.load(ties + below + lane, mask=here, other=0)
+            some = here & (both > 0)
             many = tl.sum(some.to(tl.int32), 0)
             if many > 0:
                 tl.store(tied + tl.cumsum(some.to(tl.int32), 0) - 1, lane, mask=some)

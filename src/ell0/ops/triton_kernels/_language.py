@@ -1,4 +1,4 @@
-"""What all kernels are written in: their constants, how they are compiled, terms and sums of them."""
+"""What all kernels are written in: constants, how they are compiled, terms, and who does what."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import smid
 
 LANES = tl.constexpr(32)
 CHUNK = tl.constexpr(16)  # terms a network takes at a time
@@ -37,6 +38,11 @@ def kernel(*aligned: str) -> Callable[[Callable[..., None]], Any]:
 @triton.jit
 def product_of(a, b):
     return tl.where((a == 0) | (b == 0), 0.0, a * b + 0.0)
+
+
+@triton.jit
+def any_of(mask):
+    return tl.max(mask.to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -73,34 +79,31 @@ def terms_at(order, panel, j, d, beyond, SIZE: tl.constexpr, EXACT: tl.constexpr
 
 
 @triton.jit
-def sum_of(v, SIZE: tl.constexpr):
-    total = v[0]
-    for i in tl.static_range(1, SIZE):
-        total += v[i]
-    return total
+def lead(walker, lead_index, lead_value, r, width, count):
+    """The r-th outlying term of each lane; 0 where there are fewer."""
+    i = tl.load(lead_index + r * width, mask=r < count, other=0)
+    x = tl.load(lead_value + r * width, mask=r < count, other=0.0)
+    return product_of(tl.load(walker + i), x)
 
 
 @triton.jit
-def size_of(v, SIZE: tl.constexpr):
-    total = tl.abs(v[0])
-    for i in tl.static_range(1, SIZE):
-        total += tl.abs(v[i])
-    return total
+def first_unit(sms, GPU: tl.constexpr):
+    """A unit of work is 32 lanes and a part of the walkers, handed out in shares: a ticket is the next share's number.
+
+    A multiprocessor begins with units of its own, so that their panels stay in its cache; then it takes what others
+    left. Who does a share does not change its result.
+    """
+    return smid() if GPU else tl.program_id(0) % sms
 
 
 @triton.jit
-def within(v, cap, SIZE: tl.constexpr):
-    """Values beyond `cap`, which only an outlying term can have, become zeros."""
-    out = ()
-    for i in tl.static_range(SIZE):
-        out = out + (tl.where(tl.abs(v[i]) <= cap, v[i], 0.0),)
-    return out
-
-
-@triton.jit
-def equal_to(v, cut, SIZE: tl.constexpr):
-    """How many values equal the cut."""
-    total = (v[0] == cut).to(tl.int32)
-    for i in tl.static_range(1, SIZE):
-        total += (v[i] == cut).to(tl.int32)
-    return total
+def next_unit(unit, tickets, shares, units, sms):
+    unit += sms
+    if unit >= units:
+        found = units
+        for u in range(0, units, 128):
+            some = u + tl.arange(0, 128)
+            drawn = tl.load(tickets + some, mask=some < units, other=1 << 30)
+            found = tl.minimum(found, tl.min(tl.where(drawn < shares, some, 1 << 30), 0))
+        unit = found
+    return unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._language import CHUNK, INFINITE, LANES, LARGEST, kernel
+from ._language import CHUNK, INFINITE, LANES, LARGEST, any_of, kernel
 
 
 @kernel()
@@ -66,7 +66,7 @@ def pack(
         near = tl.sum((finite & (size > (peak / 8)[:, None])).to(tl.int32), 1)
         limit = tl.full((ROWS,), LARGEST, tl.float32)
         odd = (near <= LEADS) & (peak > 0)
-        if tl.max(odd.to(tl.int32), 0) > 0:
+        if any_of(odd):
             # Eight times the magnitude that follows the LEADS largest; or the median, where few are not zero.
             bits = tl.where(finite, size, 0.0).to(tl.int32, bitcast=True)
             rank = tl.minimum(tl.sum((bits > 0).to(tl.int32), 1) // 2, LEADS) + 1
@@ -92,7 +92,7 @@ def pack(
         tl.store(lead_count + row, count, mask=row < width)
         if tl.max(count, 0) > 0:
             tl.atomic_max(asked + 1, 1)
-        if tl.max(undefined.to(tl.int32), 0) > 0:
+        if any_of(undefined):
             tl.atomic_max(asked + 2, 1)
         turned = inner + row[:, None] + column[None, :] * width
         tl.store(turned, x, mask=(column < d)[None, :] & (row < width)[:, None])

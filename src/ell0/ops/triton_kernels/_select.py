@@ -6,9 +6,8 @@ import triton
 import triton.language as tl
 
 from ._definition import by_definition
-from ._language import LANES, LARGEST, bits_of, kernel, product_of, size_of, terms_at, within
-from ._networks import backwards, join, merged, network
-from ._work import first_unit, next_unit
+from ._language import LANES, LARGEST, any_of, bits_of, first_unit, kernel, lead, next_unit, terms_at
+from ._networks import backwards, join, merged, network, size_of, within
 
 CANDIDATES = tl.constexpr(32)  # terms around a cut that are told apart by sorting
 AROUND = tl.constexpr(12.0)  # terms to either side of where a cut should be: less than half as many
@@ -18,10 +17,15 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 @triton.jit
 def _lead(walker, lead_index, lead_value, r, width, count):
     """One outlying term of each lane; NaN, which is never counted, where there are fewer."""
-    there = r < count
-    i = tl.load(lead_index + r * width, mask=there, other=0)
-    x = tl.load(lead_value + r * width, mask=there, other=0.0)
-    return tl.where(there, product_of(tl.load(walker + i), x), float("nan"))
+    return tl.where(r < count, lead(walker, lead_index, lead_value, r, width, count), float("nan"))
+
+
+@triton.jit
+def _begin(cap, cut, gap, k):
+    """An interval (a, b] that holds the cut, empty if nothing leaves, and two pivots around where it may be."""
+    b = tl.where(k > 0, cap, float("inf"))
+    ahead = tl.minimum(AROUND, 0.45 * k) * gap
+    return tl.where(k > 0, float("-inf"), b), b, cut - ahead, cut + ahead
 
 
 @triton.jit
@@ -38,14 +42,13 @@ def _count(v, near, far, above_near, above_far, UP: tl.constexpr):
 
 
 @triton.jit
-def _closer(a, b, above_a, above_b, pivot, above, k):
+def _closer(interval, pivot, above, k):
     """Moves the end of (a, b] to a pivot inside of it: k terms or more lie above a, fewer above b."""
+    a, b, above_a, above_b = interval
     raised = (above >= k) & (pivot > a)
     lowered = (above < k) & (pivot < b)
-    a = tl.where(raised, pivot, a)
-    above_a = tl.where(raised, above, above_a)
-    b = tl.where(lowered, pivot, b)
-    above_b = tl.where(lowered, above, above_b)
+    a, above_a = tl.where(raised, pivot, a), tl.where(raised, above, above_a)
+    b, above_b = tl.where(lowered, pivot, b), tl.where(lowered, above, above_b)
     return a, b, above_a, above_b
 
 
@@ -59,13 +62,11 @@ def _aim(a, b, above_a, above_b, gap, k, step):
     # While one end is open, further and further.
     reach = tl.maximum(0.5 * (k - above_b), AROUND) * (1 << (step - 1)).to(tl.float32)
     spread = tl.where(closed, AROUND, reach) * gap
-    near = middle - spread
-    far = middle + spread
     # Where the distances mislead, thirds.
     third = (b - a) * (1 / 3)
     astray = closed & (~((middle > a) & (middle < b)) | (step % 4 == 3))
-    near = tl.where(astray, a + third, near)
-    far = tl.where(astray, b - third, far)
+    near = tl.where(astray, a + third, middle - spread)
+    far = tl.where(astray, b - third, middle + spread)
     # Many terms may be zeros.
     zeros = (step == 1) & (a < -TINY) & (b > 0)
     return tl.where(zeros, -TINY, near), tl.where(zeros, 0.0, far), gap
@@ -120,14 +121,13 @@ def _cut_of(found, listed, m, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: t
     """Of the m largest listed terms the last, the sum, the size, and how many are tied with one that is not of them."""
     cut = tl.full((LANES,), float("inf"), tl.float32)
     after = -cut
-    a = _half(found, listed, 0, SORT)
-    b = _half(found, listed, 16, SORT)
+    a, b = _half(found, listed, 0, SORT), _half(found, listed, 16, SORT)
     larger = merged(join(a, b, 16, True), MERGE, PLACES, True)
     smaller = merged(join(a, backwards(b), 16, False), MERGE, PLACES, True)
     total, size, cut, after = _taken(larger, m, cut, after, 0)
     total2, size2, cut, after = _taken(smaller, m, cut, after, 16)
     tie = tl.full((LANES,), 0, tl.int32)
-    if tl.max((cut == after).to(tl.int32), 0) > 0:
+    if any_of(cut == after):
         tie = tl.where(cut == after, _tied(larger, m, cut, 0) + _tied(smaller, m, cut, 16), 0)
     return cut, total + total2, size + size2, tie
 
@@ -161,21 +161,16 @@ def select(
         while share < shares:
             # Guesses go from row to row of one share, never further: who did what before must not matter.
             nothing = tl.full((LANES,), 0.0, tl.float32)
-            depth, up, up_gap, down, down_gap = 0, nothing, nothing, nothing, nothing
-            depth2, up2, up_gap2, down2, down_gap2 = 0, nothing, nothing, nothing, nothing
+            guess = (tl.full((), 0, tl.int32), nothing, nothing, nothing, nothing)
+            waiting = guess
             begin = first + share * SHARE
             for row in range(begin, tl.minimum(tl.minimum(begin + SHARE, first + per_part), rows)):
                 for pair in range(PAIRS):
                     if PAIRS == 2:
-                        # What the other pair learnt waits.
-                        depth, depth2 = depth2, depth
-                        up, up2 = up2, up
-                        up_gap, up_gap2 = up_gap2, up_gap
-                        down, down2 = down2, down
-                        down_gap, down_gap2 = down_gap2, down_gap
-                    depth, up, up_gap, down, down_gap = _counted(
-                        row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count,
-                        lead_index, lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks,
+                        guess, waiting = waiting, guess  # each pair has its own
+                    guess = _counted(
+                        row, tile, pair, guess, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
+                        out, cuts, ties, marks, found, rows, samples, width, d, blocks,
                         tl.where(pair == 0, top, top2), tl.where(pair == 0, bottom, bottom2),
                         KEEP, HAS_BIAS, SHORT, EXACT, PASSES, SORT, MERGE, PLACES,
                     )  # fmt: skip
@@ -185,21 +180,20 @@ def select(
 
 @triton.jit
 def _counted(
-    row, tile, pair, depth, up, up_gap, down, down_gap, order, bound, weight, mine, far, x, count, lead_index,
-    lead_value, bias, out, cuts, ties, marks, found, rows, samples, width, d, blocks, k, k2,
+    row, tile, pair, guess, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
+    out, cuts, ties, marks, found, rows, samples, width, d, blocks, k, k2,
     KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, PASSES: tl.constexpr,
     SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One row and 32 samples. How far to look and where the cuts may be comes from the row before, and goes on.
+    """One row and 32 samples. guess: how far to look and where the cuts may be, from the row before; returned anew.
 
     For each cut an interval (a, b] that holds it is narrowed, until few terms lie in it. These are listed and sorted.
     Downwards all is negated.
     """
+    depth, up, up_gap, down, down_gap = guess
     lane = tile * LANES + tl.arange(0, LANES)
     here = lane < samples
-    places = order + row * d
-    steps = bound + row * blocks
-    raw = weight + row * d
+    places, steps, raw = order + row * d, bound + row * blocks, weight + row * d
     largest = tl.load(steps)
     cap = largest * far
     lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
@@ -210,16 +204,14 @@ def _counted(
     odd = here & ~lost
     removed = nothing
     infinite = nothing + float("inf")
-    upper = infinite
-    lower = -infinite
-    tie = tl.full((LANES,), 0, tl.int32)
-    tie2 = tie
+    upper, lower = infinite, -infinite
+    no = tl.full((LANES,), 0, tl.int32)
+    tie, tie2 = no, no
     walked = d
     if not SHORT:
         most = tl.minimum(tl.max(count, 0), 16)
         found2 = found + CANDIDATES * LANES
-        leads = lead_index + lane
-        values = lead_value + lane
+        leads, values = lead_index + lane, lead_value + lane
         whole = (d + 15) // 16 * 16
         if depth == 0:
             depth = ((k + k2) * 3 // 2 + 31) // 16 * 16
@@ -230,37 +222,17 @@ def _counted(
         fresh = down_gap == 0
         down = tl.where(fresh, 0.5 * cap, down)
         down_gap = tl.where(fresh, cap / (4.0 * k2 + 1.0), down_gap)
-        found_up = odd
-        found_down = odd
-        size = nothing
-        seen = nothing
-        narrow = nothing
-        b = infinite
-        b2 = infinite
+        found_up, found_down = odd, odd
+        size, seen, narrow, b, b2 = nothing, nothing, nothing, infinite, infinite
         go = 1
         while go > 0:
-            # No number of a panel passes `cap`; of a side that loses nothing the interval is empty.
-            b = tl.where(k > 0, cap, infinite)
-            a = tl.where(k > 0, -infinite, b)
-            b2 = tl.where(k2 > 0, cap, infinite)
-            a2 = tl.where(k2 > 0, -infinite, b2)
-            above_b = nothing
-            above_b2 = nothing
-            above_a = nothing
-            above_a2 = nothing
-            ahead = tl.minimum(AROUND, 0.45 * k) * up_gap
-            ahead2 = tl.minimum(AROUND, 0.45 * k2) * down_gap
-            p = up - ahead
-            q = up + ahead
-            p2 = down - ahead2
-            q2 = down + ahead2
+            a, b, p, q = _begin(cap, up, up_gap, k)
+            a2, b2, p2, q2 = _begin(cap, down, down_gap, k2)
+            above_a, above_b, above_a2, above_b2 = nothing, nothing, nothing, nothing
             step = 0
             open_ = 1
             while open_ > 0:
-                near = nothing
-                distant = nothing
-                near2 = nothing
-                distant2 = nothing
+                near, distant, near2, distant2 = nothing, nothing, nothing, nothing
                 for n in range(most):
                     v = (_lead(raw, leads, values, n, width, count),)
                     near, distant = _count(v, p, q, near, distant, True)
@@ -271,10 +243,9 @@ def _counted(
                     v = terms_at(places, mine, j, d, float("nan"), 16, EXACT)
                     near, distant = _count(v, p, q, near, distant, True)
                     near2, distant2 = _count(v, p2, q2, near2, distant2, False)
-                a, b, above_a, above_b = _closer(a, b, above_a, above_b, p, near, k)
-                a, b, above_a, above_b = _closer(a, b, above_a, above_b, q, distant, k)
-                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, p2, near2, k2)
-                a2, b2, above_a2, above_b2 = _closer(a2, b2, above_a2, above_b2, q2, distant2, k2)
+                one, other = (a, b, above_a, above_b), (a2, b2, above_a2, above_b2)
+                a, b, above_a, above_b = _closer(_closer(one, p, near, k), q, distant, k)
+                a2, b2, above_a2, above_b2 = _closer(_closer(other, p2, near2, k2), q2, distant2, k2)
                 found_up = (a > -LARGEST) & (above_a - above_b <= CANDIDATES)
                 found_down = (a2 > -LARGEST) & (above_a2 - above_b2 <= CANDIDATES)
                 step += 1
@@ -287,43 +258,30 @@ def _counted(
                 p, q, up_gap = _aim(a, b, above_a, above_b, up_gap, k, step)
                 p2, q2, down_gap = _aim(a2, b2, above_a2, above_b2, down_gap, k2, step)
             # Where too many are left to be listed, none are.
-            floor = tl.where(found_up, a, b)
-            floor2 = tl.where(found_down, a2, b2)
-            listed = tl.full((LANES,), 0, tl.int32)
-            listed2 = listed
-            gone = nothing
-            gone2 = nothing
-            seen = nothing
+            floor, floor2 = tl.where(found_up, a, b), tl.where(found_down, a2, b2)
+            listed, listed2 = no, no
             for n in range(most):
                 v = (_lead(raw, leads, values, n, width, count),)
-                listed, gone = _collect(v, floor, b, found, listed, gone, True)
-                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
-            gone = nothing
-            gone2 = nothing
+                listed, _ = _collect(v, floor, b, found, listed, nothing, True)
+                listed2, _ = _collect(v, floor2, b2, found2, listed2, nothing, False)
+            seen, gone, gone2 = nothing, nothing, nothing
             for j in range(0, depth, 8):
                 v = terms_at(places, mine, j, d, float("nan"), 8, EXACT)
                 seen += size_of(v if EXACT else within(v, cap, 8), 8)
                 listed, gone = _collect(v, floor, b, found, listed, gone, True)
                 listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
-            listed = listed // LANES
-            listed2 = listed2 // LANES
-            removed = gone + gone2
-            size = gone - gone2
-            alike = tl.full((LANES,), 0, tl.int32) > 0
-            alike2 = alike
-            tie = tl.full((LANES,), 0, tl.int32)
-            tie2 = tie
+            listed, listed2 = listed // LANES, listed2 // LANES
+            removed, size = gone + gone2, gone - gone2
+            alike, alike2, tie, tie2 = no > 0, no > 0, no, no
             known = found_up & (listed == (above_a - above_b).to(tl.int32))
             known2 = found_down & (listed2 == (above_a2 - above_b2).to(tl.int32))
-            m = k - above_b.to(tl.int32)
-            m2 = k2 - above_b2.to(tl.int32)
+            m, m2 = k - above_b.to(tl.int32), k2 - above_b2.to(tl.int32)
             rare = ~(known & known2) | (b < 0) | (b2 < 0)
-            if tl.max((defined & rare).to(tl.int32), 0) > 0:
+            if any_of(defined & rare):
                 # Terms of both signs may leave on one side. And if all terms of an interval are one value, it is the
                 # cut: some of them leave and some stay.
                 size = nothing
-                low, high = infinite, -infinite
-                low2, high2 = infinite, -infinite
+                low, high, low2, high2 = infinite, -infinite, infinite, -infinite
                 for j in range(0, depth, 4):
                     v = terms_at(places, mine, j, d, float("nan"), 4, EXACT)
                     for r in tl.static_range(4):
@@ -334,12 +292,10 @@ def _counted(
                         between = (v[r] < -a2) & (v[r] >= -b2)
                         low2 = tl.where(between, tl.minimum(low2, -v[r]), low2)
                         high2 = tl.where(between, tl.maximum(high2, -v[r]), high2)
+                upper, lower = low, low2
                 alike = ~known & (low == high) & (a > -LARGEST) & (count == 0)
-                upper = low
-                tie = tl.where(alike, m, 0)
                 alike2 = ~known2 & (low2 == high2) & (a2 > -LARGEST) & (count == 0)
-                lower = low2
-                tie2 = tl.where(alike2, m2, 0)
+                tie, tie2 = tl.where(alike, m, 0), tl.where(alike2, m2, 0)
                 leave = tl.where(alike, m.to(tl.float32) * low, 0.0)
                 leave2 = tl.where(alike2, m2.to(tl.float32) * low2, 0.0)
                 removed += leave - leave2
@@ -359,28 +315,23 @@ def _counted(
                 else:
                     upper = tl.where(chosen, cut, upper)
                     tie = tl.where(chosen, tied, tie)
-            known = known | alike
-            known2 = known2 | alike2
+            known, known2 = known | alike, known2 | alike2
             odd = ~(known & known2)
             # No term after the depth may reach a cut. More terms only move the cuts away from zero.
             narrow = tl.minimum(tl.where(k > 0, upper, cap), tl.where(k2 > 0, lower, cap))
             need = depth
-            while (need < d) & (
-                tl.max((defined & ~odd & (tl.load(steps + need // 16, mask=need < d) * far >= narrow)).to(tl.int32), 0)
-                > 0
-            ):
+            while (need < d) & any_of(defined & ~odd & (tl.load(steps + need // 16, mask=need < d) * far >= narrow)):
                 need += 16
-            if (need < whole) & (tl.max((defined & odd).to(tl.int32), 0) > 0):
+            if (need < whole) & any_of(defined & odd):
                 # Perhaps there are too few terms.
                 need = tl.maximum(need, tl.minimum(2 * depth, whole))
             go = (need > depth).to(tl.int32)
             depth = need
-            up = tl.where(known, upper, up)
-            down = tl.where(known2, lower, down)
+            up, down = tl.where(known, upper, up), tl.where(known2, lower, down)
             lower = -lower
         # Further terms tell whether the subtraction is sound.
         j = depth
-        while (j < d) & (tl.max((defined & ~odd & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0):
+        while (j < d) & any_of(defined & ~odd & ~(size <= 5 * (seen - size))):
             seen += size_of(terms_at(places, mine, j, d, 0.0, 4, EXACT), 4)
             j += 4
         odd = odd | ~(size <= 5 * (seen - size)) | ~(cap <= LARGEST) | ~(tl.abs(dense) <= LARGEST) | (upper == lower)
@@ -401,10 +352,8 @@ def _counted(
         walked = tl.minimum(depth, d)
         # For the next row. One that needs a little more than it is given costs twice: some is kept in hand.
         spare = -32
-        while (depth - spare > 96) & (
-            tl.max((defined & ~odd & (tl.load(steps + (depth - spare - 48) // 16) * far >= narrow)).to(tl.int32), 0)
-            == 0
-        ):
+        sound = defined & ~odd
+        while (depth - spare > 96) & ~any_of(sound & (tl.load(steps + (depth - spare - 48) // 16) * far >= narrow)):
             spare += 16
         depth -= tl.maximum(spare, 0) // 32 * 16
     tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
@@ -423,7 +372,7 @@ def _counted(
         tl.store(cuts + cell + lane, tl.where(lost, float("nan"), upper), mask=fine)
         tl.store(cuts + rows * samples + cell + lane, lower, mask=fine)
         some = fine & ~lost & ((tie > 0) | (tie2 > 0))
-        if tl.max(some.to(tl.int32), 0) > 0:
+        if any_of(some):
             tl.store(ties + cell + lane, tl.where(tie > 0, tie + 1, 0), mask=some)
             tl.store(ties + rows * samples + cell + lane, tl.where(tie2 > 0, tie2 + 1, 0), mask=some)
             tl.atomic_max(noted + rows + row, 1)

@@ -6,21 +6,8 @@ import triton
 import triton.language as tl
 
 from ._definition import by_definition
-from ._language import (
-    INFINITE,
-    LANES,
-    LARGEST,
-    bits_of,
-    equal_to,
-    kernel,
-    product_of,
-    size_of,
-    sum_of,
-    terms_at,
-    within,
-)
-from ._networks import backwards, join, least_of, merged, network
-from ._work import first_unit, next_unit
+from ._language import INFINITE, LANES, LARGEST, any_of, bits_of, first_unit, kernel, lead, next_unit, terms_at
+from ._networks import backwards, equal_to, join, least_of, merged, network, size_of, sum_of, within
 
 
 @triton.jit
@@ -29,18 +16,6 @@ def _bar(order, j, d, far, low):
     both = tl.load(order + j, mask=j < d, other=0)
     largest = tl.minimum((both.to(tl.int32) & 0x7FFFFFFF) | low, INFINITE).to(tl.float32, bitcast=True)
     return tl.where(j < d, largest, 0.0) * far
-
-
-@triton.jit
-def _leads16(walker, lead_index, lead_value, width, count):
-    """Up to sixteen outlying terms of each lane; zeros stand for those missing."""
-    v = ()
-    for r in tl.static_range(16):
-        there = r < count
-        i = tl.load(lead_index + r * width, mask=there, other=0)
-        x = tl.load(lead_value + r * width, mask=there, other=0.0)
-        v = v + (product_of(tl.load(walker + i), x),)
-    return v
 
 
 @triton.jit
@@ -57,18 +32,14 @@ def _pair(
     places = order + walker * d
     largest = tl.load(bound + walker * blocks)
     bar = _bar(places, 32, d, far, low)
-    if BY_WEIGHT:
-        at = out + lane * rows + walker
-    else:
-        at = out + walker * rows + lane
+    at = out + lane * rows + walker if BY_WEIGHT else out + walker * rows + lane
     value = tl.load(at, mask=here, other=0.0)
     cap = largest * far
     most = tl.max(count, 0)
     a = terms_at(places, panel, 0, d, 0.0, 16, True)
     b = terms_at(places, panel, 16, d, 0.0, 16, True)
     seen = size_of(a, 16) + size_of(b, 16)
-    a = network(a, SORT, True)
-    b = network(b, SORT, True)
+    a, b = network(a, SORT, True), network(b, SORT, True)
     up = join(a, b, SIZE, True)
     upper, last = least_of(up, SIZE, KEEP, True)
     down = join(backwards(a), b, SIZE, False)
@@ -78,7 +49,10 @@ def _pair(
         if most > 0:
             # Outlying terms are not in the dense product: those that stay are added. The ones beyond all others rank by
             # themselves; the rest are added here and, if they leave, taken out with the removed terms.
-            v = _leads16(walkers_raw + walker * d, lead_index + lane, lead_value + lane, width, tl.minimum(count, 16))
+            v = ()
+            for r in tl.static_range(16):
+                at_most = tl.minimum(count, 16)
+                v = v + (lead(walkers_raw + walker * d, lead_index + lane, lead_value + lane, r, width, at_most),)
             v = network(v, SORT, True)
             seen += size_of(within(v, cap, 16), 16)
             for i in tl.static_range(16):
@@ -95,7 +69,7 @@ def _pair(
     j = 32
     narrow = tl.minimum(upper, -lower)
     open_ = (bar >= narrow) if KEEP else (bar > narrow)
-    more = (tl.max((open_ & here).to(tl.int32), 0) > 0) & (j < d)
+    more = any_of(open_ & here) & (j < d)
     while more:
         # What lies between the cuts enters no list.
         beyond = 0.5 * upper + 0.5 * lower
@@ -114,7 +88,7 @@ def _pair(
         lower, last2 = least_of(down, SIZE, KEEP, False)
         narrow = tl.minimum(upper, -lower)
         open_ = (bar >= narrow) if KEEP else (bar > narrow)
-        more = (tl.max((open_ & here).to(tl.int32), 0) > 0) & (j < d)
+        more = any_of(open_ & here) & (j < d)
     depth = tl.minimum(j, d)
     removed = tl.full((LANES,), 0.0, tl.float32)
     size = removed
@@ -129,7 +103,7 @@ def _pair(
     # What stays must not be small against what is taken out of the sum.
     lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
     defined = here & ~lost
-    while (tl.max((defined & ~(size <= 5 * (seen - size))).to(tl.int32), 0) > 0) & (j < d):
+    while any_of(defined & ~(size <= 5 * (seen - size))) & (j < d):
         seen += size_of(terms_at(places, panel, j, d, 0.0, STEP, EXACT), STEP)
         j += STEP
     # Zeros stand for outlying terms in the panel, and for those that other lanes have: they must lie between the cuts.
@@ -139,11 +113,10 @@ def _pair(
     odd = (odd | (unsound & (count > 0))) & defined
     value += added - removed
     unsound = unsound & defined & ~odd
-    if tl.max(unsound.to(tl.int32), 0) > 0:
+    if any_of(unsound):
         # The cuts are right: the kept terms are added up instead.
         kept = tl.full((LANES,), 0.0, tl.float32)
-        stay = kept
-        stay2 = kept
+        stay, stay2 = kept, kept
         for i in range(0, d, STEP):
             v = terms_at(places, panel, i, d, float("nan"), STEP, EXACT)
             part = tl.full((LANES,), 0.0, tl.float32)
@@ -160,12 +133,7 @@ def _pair(
             kept += tl.load(bias + tl.where(here, lane, 0) * (not BY_WEIGHT) + walker * BY_WEIGHT)
         value = tl.where(unsound, kept, value)
     tl.store(at, tl.where(lost, float("nan"), value), mask=here & ~odd)
-    if BY_WEIGHT:
-        cell = walker * samples
-        stride = 1
-    else:
-        cell = walker
-        stride = samples
+    cell, stride = (walker * samples, 1) if BY_WEIGHT else (walker, samples)
     bits = bits_of(odd)
     if bits != 0:
         depth = d
@@ -181,7 +149,7 @@ def _pair(
         tl.store(cuts + cell + lane * stride, tl.where(lost, float("nan"), upper), mask=fine)
         tl.store(cuts + rows * samples + cell + lane * stride, lower, mask=fine)
         some = ((upper == last) | (lower == last2)) & fine & ~lost
-        if tl.max(some.to(tl.int32), 0) > 0:
+        if any_of(some):
             # One more than is removed is listed, and equals the cut: as many tied terms leave as do so, less one.
             tie = tl.where(upper == last, equal_to(up, upper, SIZE), 0)
             tl.store(ties + cell + lane * stride, tie, mask=some)
