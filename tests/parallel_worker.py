@@ -1,14 +1,13 @@
 """What each process of a team does in `test_parallel`.
 
-``parallel_worker.py fork '[[RANKS, WORDS], ...]'`` forks the ranks of one run after the other, as torchrun would start
-them: imports, which take longer than most jobs, are done once. It prints what the runs returned and wrote.
+``parallel_worker.py fork '[[RANKS, WORDS], ...]'`` forks the ranks of one run after the other, so that imports are done
+once, and prints what the runs returned and wrote.
 ``parallel_worker.py WORDS`` is one process. WORDS are ``JOB FOLDER [JOB FOLDER ...]`` or those of an ``ell0`` command.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from ell0 import L0Ball, data, evaluate, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Objective
 from ell0.cli import main
-from ell0.common import Progress, Step, silent
+from ell0.common import Progress, Step, digest, silent
 from ell0.evaluation import Evaluation
 from ell0.parallel import ALONE, Team, together
 from ell0.train import TrainConfig
@@ -70,30 +69,17 @@ def judged(model: nn.Module, state: Path | None, team: Team = ALONE, batch: int 
     return evaluate(model, x, y, BALL, attacks, budgets=[1, 3], batch=batch, state_path=state, team=team)
 
 
-def accuracy(model: nn.Module) -> float:
-    x, y = data.load("digits", "test")
-    with torch.no_grad():
-        return float((model(x).argmax(1) == y).float().mean())
-
-
-def weights(model: nn.Module) -> str:
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.state_dict().values())).hexdigest()
-
-
 def found(evaluation: Evaluation) -> str:
     """Everything but the seconds."""
     tensors = (evaluation.verdict, evaluation.distance, evaluation.queries, evaluation.tried, evaluation.x_adv)
-    parts = [tensor.numpy().tobytes() for tensor in tensors]
-    return hashlib.sha256(b"".join(parts) + repr(evaluation.flags).encode()).hexdigest()
+    return digest(*tensors, repr(evaluation.flags))
 
 
 def _all(folder: Path, team: Team) -> None:
     model = trained(folder / "f4", team)
-    evaluation = judged(model, folder / "state.npz", team)
     told = {
-        "weights": weights(model),
-        "accuracy": accuracy(model),
-        "found": found(evaluation),
+        "weights": digest(*model.state_dict().values()),
+        "found": found(judged(model, folder / "state.npz", team)),
         "epoch": one_epoch(team),
     }
     (folder / f"rank{team.rank}.json").write_text(json.dumps(told))

@@ -31,6 +31,15 @@ def rows(n: int = 50, seed: int = 0) -> tuple[Tensor, Tensor]:
     return F.one_hot(y, 12).float() * 2 + 0.5 * torch.randn(n, 12, generator=g), y
 
 
+def images(n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes of 3 x 6 x 6 images, each bright in rows of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    x = 0.3 * torch.randn(n, 3, 6, 6, generator=generator)
+    x[torch.arange(n), :, y] += 0.7
+    return x.clamp(-1, 1), y
+
+
 def network(*layers: nn.Module, seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -47,7 +56,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
 
 
 class Killed(BaseException):
-    pass
+    """What `run` raises at its stop."""
 
 
 def dropping() -> nn.Module:

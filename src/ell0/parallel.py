@@ -1,7 +1,4 @@
-"""Several processes (ranks) share one task.
-
-Lightning Fabric, imported only for more than one, starts them or joins those of torchrun or SLURM.
-"""
+"""Several processes (ranks) share one task; Lightning Fabric starts them or joins those of torchrun or SLURM."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +80,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     words = {"card": json.dumps(checkpoint.card), "about": json.dumps(checkpoint.about)}
     state = {f"{kind}/{name}": its for kind, some in checkpoint.state.items() for name, its in some.items()}
     content = safetensors_format.encode(checkpoint.tensors | state, {"format": "pt", **words})
-    with _file_named(path):
-        write_whole(path, content)
+    _write(path, content)
 
 
 class TrainingFolder:
@@ -133,8 +131,7 @@ class TrainingFolder:
     def log(self, lines: list[dict[str, Any]]) -> None:
         """Writes the log, a line for each epoch."""
         if self._path is not None:
-            with _file_named(self._path / LOG):
-                write_whole(self._path / LOG, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            _write(self._path / LOG, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _about(model: nn.Module) -> dict[str, Any]:
@@ -143,10 +140,8 @@ def _about(model: nn.Module) -> dict[str, Any]:
     return {"model": repr(model), "versions": {"ell0": __version__, "torch": torch.__version__}}
 
 
-@contextmanager
-def _file_named(path: Path) -> Iterator[None]:
-    """Errors of the disk name the file."""
+def _write(path: Path, content: bytes) -> None:
     try:
-        yield
+        write_whole(path, content)
     except OSError as error:
         raise OSError(f"{path} could not be written: {error.strerror}") from error

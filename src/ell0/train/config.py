@@ -57,8 +57,7 @@ class TrainConfig:
             check_count(name, getattr(self, name))
         check_count("seed", self.seed, least=0)
         kinds = {"schedule": Schedule, "optimizer": Optimizer, "augment": Augment, "precision": Precision}
-        if self.attack_precision is not None:
-            kinds["attack_precision"] = Precision
+        kinds |= {} if self.attack_precision is None else {"attack_precision": Precision}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 words = ", ".join(map(repr, get_args(kind)))

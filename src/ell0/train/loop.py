@@ -114,8 +114,7 @@ def fit(
             then those of its scores. Default: the cross-entropy of the logits.
         validation: rows like ``data``, classified after each epoch, neither trained on nor attacked.
         out: folder for ``checkpoint.safetensors`` and ``log.jsonl``. Default: keep nothing.
-        card: a JSON object that the checkpoint keeps.
-        progress: called after each epoch and each call of the attack.
+        card: a JSON object that the checkpoint keeps.  progress: called after each epoch and each call of the attack.
         team: ranks that share batches and attacked rows (`ell0.parallel`). Each calls this with all rows and a copy of
             the model, and all end with the same weights. Batch norm takes the statistics of a rank's share.
 
@@ -125,8 +124,7 @@ def fit(
     """
     arguments = TrainingArguments(model, data, config, attack, objective, validation, team)
     device = arguments.check()
-    same = {} if out is None else arguments.made_from()
-    folder = TrainingFolder(out if team.first else None, same, card or {})
+    folder = TrainingFolder(out if team.first else None, {} if out is None else arguments.made_from(), card or {})
     checkpoint = team.once(folder.load)
     if checkpoint is not None:
         checkpoint.into(model)

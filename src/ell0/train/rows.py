@@ -84,8 +84,7 @@ def search(
     def broken(rows: Tensor) -> tuple[Tensor, ...]:
         """Attacks some rows: rows, of, at and values of those that a change broke, as in `AppendedRows`."""
         if not len(rows):
-            empty = AppendedRows.none(found.epoch, x)
-            return empty.rows, empty.of, empty.at, empty.values
+            return tuple(AppendedRows.none(found.epoch, x).saved()[0].values())
         result = attack(model, x[rows], y[rows], generator=seeded(config.seed, "attack", found.epoch), rows=rows)
         chosen = (result.success & (result.distance != 0)).nonzero().squeeze(1)
         points, rows = result.x_adv[chosen].flatten(1), rows[chosen]
@@ -96,7 +95,7 @@ def search(
     while found.done < len(x):
         start, done = time.perf_counter(), min(found.done + size, len(x))
         mine = team.share(torch.arange(found.done, done, device=x.device))
-        parts = (found.rows, found.of, found.at, found.values), *team.gather(partial(broken, mine))
+        parts = tuple(found.saved()[0].values()), *team.gather(partial(broken, mine))
         # Copies to the CPU wait for the device, so the clock is read after them.
         rows, of, at, values = map(torch.cat, zip(*parts, strict=True))
         seconds = found.seconds + time.perf_counter() - start
@@ -117,8 +116,7 @@ def _rows_of_a_call(x: Tensor) -> int:
 class Moves:
     """Shifts by up to ``reach`` pixels in both directions, each with its mirror image if ``mirrored``.
 
-    nearest: fill with the nearest pixel; otherwise with 0, mid-grey in [-1, 1]: truncation would spend its k on a black
-        margin.
+    nearest: fill with the nearest pixel, otherwise with 0: truncation would spend its k on a black margin.
     """
 
     reach: int
