@@ -144,7 +144,7 @@ def attacks_reference(files: Files) -> MarkdownTable:
         [f"sparse_rs, robust accuracy, {ours['limit']:,} queries", shown(ours), shown(theirs), faster[0]],
         ["pointwise, median changed features, 10 repeats", f"{near.value:g}", f"{far.value:g}", faster[1]],
     ]
-    note = f"n = {ours.n:,} and {near.n:,}; sparse_rs is faster by its own work, the model's aside"
+    note = f"n = {ours.n:,} and {near.n:,}; the speed of sparse_rs counts the attack's own work, without the model's"
     return MarkdownTable(["", "ell0", "reference", "faster"], lines, note)
 
 
@@ -272,7 +272,7 @@ def mnist_baselines(*budgets: int) -> Make:
         }  # fmt: skip
         trained = {"adversarial training": "F(0)", "truncation and adversarial training": "F(10)"}
         rows = classifiers("mnist-baselines", parts) | classifiers("mnist-table1", trained)
-        note = "all attacks with 1,000 queries, 100 steps, behind adversarial training 5,000 and 300"
+        note = "all attacks with 1,000 queries and 100 steps; 5,000 and 300 where the training was adversarial"
         attacked = grid("MNIST", rows, boxes(budgets), note)(files)
         own = of(classifier="F(0) for 10, seed 0")
         certified = files["mnist-certified"]
