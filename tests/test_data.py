@@ -78,8 +78,7 @@ def one_sentence(error: BaseException, *words: str) -> None:
 def test_every_set_is_complete() -> None:
     assert list(SETS) == ["digits", "mnist", "fashion-mnist", "cifar10"]
     for dataset in SETS.values():
-        assert len(dataset.classes) == 10
-        assert len(dataset.shape) == 3
+        assert (len(dataset.classes), len(dataset.shape)) == (10, 3)
         assert all(file.size and file.digest for file in dataset.files)
         if not dataset.package:
             assert dataset.sources[0].address.startswith("https://")
@@ -103,8 +102,8 @@ def test_mnist_layouts(tiny: Tiny, tmp_path: Path, folder: str, gz: bool) -> Non
 def test_cifar_layouts(tiny: Tiny, tmp_path: Path, folder: str) -> None:
     put(tmp_path / folder, tiny["cifar10"])
     x, y = data.load("cifar10", "train+validation", tmp_path)
-    rows = np.stack([np.frombuffer(tiny["cifar10"][f"data_batch_{i}.bin"], np.uint8) for i in range(1, 6)])
-    rows = rows.reshape(TRAIN, 3073)
+    contents = b"".join(tiny["cifar10"][f"data_batch_{i}.bin"] for i in range(1, 6))
+    rows = np.frombuffer(contents, np.uint8).reshape(TRAIN, 3073)
     assert y.tolist() == rows[:, 0].tolist()
     pixels = torch.from_numpy(rows[:, 1:].reshape(TRAIN, 3, 32, 32) / 127.5 - 1.0)
     torch.testing.assert_close(x.double(), pixels, atol=1e-6, rtol=0)
@@ -172,9 +171,8 @@ def test_status(tiny: Tiny, tmp_path: Path) -> None:
     digits, mnist, fashion, cifar = data.status(tmp_path)
     assert digits == data.Status("digits", "scikit-learn", None)
     assert mnist == data.Status("mnist", str(tmp_path / "mnist"), None)
-    assert fashion.where is None
+    assert (fashion.where, cifar.where) == (None, str(tmp_path / "cifar10"))
     assert "ell0 data get fashion-mnist" in str(fashion.problem)
-    assert cifar.where == str(tmp_path / "cifar10")
     assert "data_batch_2.bin is short" in str(cifar.problem)
 
 

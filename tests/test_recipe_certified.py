@@ -67,62 +67,14 @@ def test_a_recipe_certifies(certified: Path) -> None:
     checkpoint.into(network)
     radii = certify.radius(network.eval(), x, y)
     for budget in (1, 2):
-        row = results.find(
-            what="certified_accuracy", classifier="F(3) certified", budget=budget, method="best", unit="feature"
-        )
-        assert row["value"] == pytest.approx((radii >= budget).double().mean().item())
-        assert row["n"] == len(x)
-        boxed = results.find(what="certified_accuracy", classifier="F(3) certified", budget=budget, beta=1.0)
+        of = {"what": "certified_accuracy", "classifier": "F(3) certified", "budget": budget}
+        row, boxed = results.find(**of, method="best"), results.find(**of, beta=1.0)
+        assert (row["value"], row["n"]) == (float((radii >= budget).double().mean()), len(x))
         assert (boxed["n"], boxed["method"]) == (20, "ibp")
     median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
     assert median["value"] == float(radii.double().quantile(0.5))
     there = [row.key for row in results.rows]
     assert all(row in there for row in recipe.load(certified / "recipe.toml").asked())
-
-
-PIXELS = """
-name = "pixels"
-summary = "certificates in pixels"
-[data]
-npz = "colours.npz"
-[training]
-epochs = 8
-batch = 16
-rates = [0.02]
-optimizer = "adam"
-[[classifier]]
-name = "whole"
-model = { name = "mlp", k = 8, hidden = [8] }
-training = { certified = { budget = 2, unit = "pixel" } }
-[[classifier]]
-name = "scaled"
-model = { name = "mlp", k = 0, hidden = [8], clamp = [-0.2, 0.2] }
-training = { certified = { budget = 2, unit = "pixel", quick = true } }
-[[measure]]
-what = "certified_accuracy"
-budgets = [1, 2]
-unit = "pixel"
-"""
-
-
-def test_a_recipe_certifies_pixels(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    y = np.arange(48) % 2
-    x = (generator.normal(0, 0.2, (48, 3, 4, 4)) + (y - 0.5).reshape(-1, 1, 1, 1)).clip(-1, 1).astype(np.float32)
-    np.savez(tmp_path / "colours.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
-    (tmp_path / "pixels.toml").write_text(PIXELS)
-    run = recipe.run(tmp_path / "pixels.toml", out=tmp_path / "run", device="cpu")
-    results = Results.load(run / "results.json")
-    what = {"what": "certified_accuracy", "unit": "pixel", "budget": 2}
-    assert results.find(classifier="whole", **what)["value"] > 0.9
-    assert results.find(classifier="scaled", **what)["value"] > 0.9
-    for old, new, said in (
-        ('unit = "pixel" } }', 'unit = "pixel", quick = true } }', "whole: quick must be False unless the first"),
-        ("budgets = [1, 2]", "budgets = [3]", "whole: certified accuracy.*bounds at most 2 changed pixels"),
-    ):
-        (tmp_path / "wrong.toml").write_text(PIXELS.replace(old, new))
-        with pytest.raises(ValueError, match=said):
-            recipe.run(tmp_path / "wrong.toml", out=tmp_path / "wrong", device="cpu")
 
 
 def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
@@ -137,8 +89,8 @@ def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
 def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
     certificate = Verdicts.certificate(math.inf, torch.tensor([-1, 2, 3]))
     fine = Verdicts(10.0, ("clean", "rs"), torch.tensor([0, 1, -1]), torch.tensor([0, 3, -1]))
-    for pair in ((certificate, fine), (fine, certificate), (fine, fine), (certificate, certificate)):
-        pair[0].check(pair[1])
+    for one, other in product((certificate, fine), repeat=2):
+        one.check(other)
     broken = Verdicts(10.0, ("clean", "rs"), torch.tensor([0, 1, 1]), torch.tensor([0, 3, 3]))
     for one, other in ((certificate, broken), (broken, certificate)):
         with pytest.raises(ValueError, match="row 2 is certified for 3 changes, and rs broke it with 3"):
@@ -184,9 +136,7 @@ def test_the_command_certifies_a_checkpoint(
     words = certify_words(certified, tmp_path)
     file = tmp_path / "certified.json"
     assert main([*words, "--budget", "2", "--budget", "1", "--out", str(file), "--quiet"]) == 0
-    shown = capsys.readouterr().out
-    assert "2 changed features of any value" in shown
-    assert "median certified radius" in shown
+    assert "2 changed features of any value" in capsys.readouterr().out
     results, run = Results.load(file), Results.load(certified / "results.json")
     assert results.command == "ell0 certify f3certified --budget 2 --budget 1 --data mine.npz"
     for budget in (1, 2):

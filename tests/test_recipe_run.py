@@ -21,7 +21,7 @@ from torch import nn
 
 import ell0
 from ell0 import recipe
-from ell0.common import Step
+from ell0.common import Step, digest
 from ell0.evaluation import Evaluation, cascade
 from ell0.recipe import gallery, measuring, running
 from ell0.recipe.measuring import Subject, measure
@@ -42,35 +42,28 @@ def figures(run: Path) -> list[Measurement]:
     return [replace(row, seconds=None) for row in rows if not row.what.endswith("_seconds")]
 
 
-def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_checkpoint(path).tensors for path in sorted(run.glob("*/checkpoint.safetensors"))}
+def weights(run: Path) -> dict[str, str]:
+    paths = sorted(run.glob("*/checkpoint.safetensors"))
+    return {path.parent.name: digest(*map(digest, load_checkpoint(path).tensors.values())) for path in paths}
 
 
 def same_runs(one: Path, other: Path) -> bool:
-    mine, theirs = weights(one), weights(other)
-    return (
-        figures(one) == figures(other)
-        and mine.keys() == theirs.keys()
-        and all(torch.equal(mine[name][key], theirs[name][key]) for name in mine for key in mine[name])
-    )
+    return (figures(one), weights(one)) == (figures(other), weights(other))
 
 
 def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
     stages: list[Step] = []
     out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
-    assert out == tmp_path / "run"
     names = {path.name for path in out.iterdir()}
     assert names == {".format", ".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
     assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
     assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
     results = Results.load(out / "results.json")
     assert (results.name, results.command, results.recipe, results.seeds) == ("tiny", "ell0 run tiny.toml", "tiny", [0])
-    assert results.seconds > 0
     whats = [(row["what"], row["classifier"]) for row in results.rows]
     for name in ("F(0)", "F(2)"):
-        assert whats.count(("clean_accuracy", name)) == whats.count(("training_seconds", name)) == 1
-        assert whats.count(("robust_accuracy", name)) == 4 + 4
-        assert whats.count(("median_distance", name)) == 1
+        kinds = ("clean_accuracy", "training_seconds", "robust_accuracy", "median_distance")
+        assert [whats.count((kind, name)) for kind in kinds] == [1, 1, 4 + 4, 1]
     assert [step.done for step in stages if step.stage is None] == list(range(1, (stages[0].total or 0) + 1))
     epochs = {step.done for step in stages if step.what == "epoch" and step.stage and "F(2)" in step.stage.what}
     assert epochs == {1, 2, 3, 4}
@@ -79,7 +72,6 @@ def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
 def test_rows_say_what_was_measured(whole: Path) -> None:
     results = Results.load(whole / "results.json")
     single = results.find(classifier="F(2)", attack="sparse_rs", budget=2, queries=8)
-    assert single["what"] == "robust_accuracy"
     assert (single["k"], single["adversarial"], single["beta"], single["unit"]) == (2, True, 10.0, "feature")
     assert (single["protocol"], single["n"], single["paper"], single["paper_n"]) == ("paper", 24, 0.5, 512)
     assert single["low"] <= single["value"] <= single["high"]
@@ -113,7 +105,7 @@ def test_a_finished_run_is_not_done_again(tiny: Path, out: Path, monkeypatch: py
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
     rows = Results.load(out / "results.json").rows
     monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("something was measured"))
-    assert recipe.run(tiny, out=out, device="cpu") == out
+    recipe.run(tiny, out=out, device="cpu")
     assert Results.load(out / "results.json").rows == rows
     assert {path: path.read_bytes() for path in before} == before
 
@@ -177,8 +169,7 @@ def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) ->
     assert results.find(what="clean_accuracy", classifier="F(2)", split="validation")["n"] == 6
     trained = weights(beside)
     recipe.run(tiny, out=beside, device="cpu")
-    now = weights(beside)
-    assert all(torch.equal(trained[name][key], tensor) for name in now for key, tensor in now[name].items())
+    assert weights(beside) == trained
     user.write_text(user.read_text().replace("validation = true\n", ""))
     with pytest.raises(ValueError, match=r"user\.toml: data must be that of tiny"):
         recipe.load(user)
@@ -367,8 +358,7 @@ def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: 
     edited(tiny, "budget = 2\nqueries = 8", "budget = 6\nqueries = 8")
     attack = Mock(side_effect=Stop)
     monkeypatch.setattr(gallery, "sparse_rs", attack)
+    images = torch.zeros(3, 1, 4, 4), torch.arange(3)
     with pytest.raises(Stop):
-        gallery.write_gallery(
-            tiny, recipe.load(tiny), {"": nn.Linear(2, 2)}, (torch.zeros(3, 1, 4, 4), torch.arange(3))
-        )
+        gallery.write_gallery(tiny, recipe.load(tiny), {"": nn.Linear(2, 2)}, images)
     assert repr(attack.call_args.args[3]) == repr(L0Ball(6, "pixel", -10.0, 10.0))

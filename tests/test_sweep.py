@@ -89,7 +89,6 @@ def test_runs_of_a_sweep_are_shared_and_shown_side_by_side(
     [
         ({}, "tiny.toml, sweep: must have k, budget or seed, each a list"),
         ({"sed": [1]}, "unknown key 'sed'; did you mean 'seed'?"),
-        ({"seed": [1, 1]}, "seed must be a list of different values"),
         ({"budget": [0]}, "budget must be a list of different values, each an int >= 1"),
         ({"k": [30]}, "k must satisfy"),
     ],
@@ -100,8 +99,7 @@ def test_a_wrong_sweep_is_one_sentence(
     content = tomllib.loads(sweep.read_text())
     sweep.write_text(to_toml(content | {"sweep": table}))
     assert main(["run", str(sweep), "--out", str(tmp_path / "new"), "--device", "cpu"]) == 1
-    shown = capsys.readouterr().err
-    assert said in shown.splitlines()[-1]
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_budget_needs_an_attack(sweep: Path) -> None:
