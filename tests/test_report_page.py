@@ -28,6 +28,7 @@ def test_charts_show_ours_theirs_and_intervals(outline: Outline) -> None:
     # Two classifiers: three budgets, then three numbers of queries at each of them; and one in the legend.
     assert len([one for one in outline.all("path", "mark") if "paper" in str(one["class"])]) == 2 * (3 + 3 * 3) + 1
     assert len(outline.all("polygon", "band")) == 2 * (2 + 3)
+    assert "F(10) in the paper: 3 pixels changed 93.0 %, 5 pixels changed 81.8 %, 8 pixels changed" in outline.text
     assert len(outline.all("line", "refresh")) == 3 * 3  # before epochs 25, 50 and 75, on three charts
 
 
