@@ -106,8 +106,7 @@ WEAK = {"weak": partial(sparse_rs, queries=3), "rs": partial(sparse_rs, queries=
 @given(st.integers(5, 20), st.integers(1, 5))
 def test_a_function_of_rows_is_shared(n: int, size: int) -> None:
     x, y = points(n)
-    work = partial(torch.add, alpha=2)
-    for mine in on_ranks(size, lambda team: team.by_row(work, x[:, 0], y)):
+    for mine in on_ranks(size, lambda team: team.by_row(partial(torch.add, alpha=2), x[:, 0], y)):
         assert torch.equal(mine, x[:, 0] + 2 * y)
 
 
@@ -192,9 +191,7 @@ def test_what_ranks_cannot_share_is_refused() -> None:
     config, few = train.TrainConfig(epochs=1, batch=7), "must have at least a row for each of the 4 ranks, got 3"
     refused(4, lambda team: evaluate(Signs(), *points(3), BALL, WEAK, team=team), f"^x {few}$")
     refused(4, lambda team: train.fit(Signs(), points(3), config, team=team), f"^data {few}$")
-    refused(
-        4, lambda team: train.fit(normed, points(30), config, team=team), r"^batch must be >= 8 for this model on 4"
-    )
+    refused(4, lambda team: train.fit(normed, points(30), config, team=team), "^batch must be >= 8 for this model")
     with pytest.raises(ValueError, match=r"devices must be an int >= 1, got 0"), parallel.together(0):
         pass
 
@@ -207,9 +204,7 @@ def test_ranks_have_the_same_model_and_rows() -> None:
         check_ranks(team, model, *points(9))
 
     on_ranks(3, check)
-    refused(
-        3, partial(check, odd=2), "^model and data must be the same on all ranks, got others on rank 2 than on rank 0"
-    )
+    refused(3, partial(check, odd=2), "^model and data must be the same on all ranks, got others on rank 2")
 
 
 @pytest.mark.parametrize("method", ["log", "save"])

@@ -47,7 +47,6 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
     ("wrong", "message"),
     [
         ({"epochs": 0}, "epochs must be an int >= 1, got 0"),
-        ({"seed": -1}, "seed must be an int >= 0, got -1"),
         ({"attack_batch": 0}, "attack_batch must be an int >= 1, got 0"),
         ({"rates": (0.1, float("nan"))}, "rates must be a tuple of at least one number >= 0, got (0.1, nan)"),
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
@@ -117,7 +116,6 @@ def test_half_precision_is_for_the_steps() -> None:
     model[0].register_forward_hook(lambda module, _, out: types.append((module.training, out.dtype)))
     training = fit(model, rows(), replace(CONFIG, precision="bf16"), validation=rows(9, seed=1))
     assert set(types) == {(True, torch.bfloat16), (False, torch.float32)}
-    assert model[0].weight.dtype == torch.float32
     assert training.epochs[-1].loss < training.epochs[0].loss
 
 
@@ -237,6 +235,13 @@ def test_rates_reach_the_steps() -> None:
     assert same(one, other)
 
 
+def test_each_epoch_draws_its_own_dropout() -> None:
+    model, masks = network(nn.Dropout(), nn.Linear(12, CLASSES)), list[Tensor]()
+    model[0].register_forward_hook(lambda its, _, out: masks.append(out == 0) if its.training else None)
+    fit(model, rows(), replace(CONFIG, epochs=2, batch=50))
+    assert not torch.equal(*masks)
+
+
 def test_the_caller_keeps_what_is_his() -> None:
     model, x = network(nn.Linear(12, 8), nn.Dropout(), nn.Linear(8, CLASSES)), rows()
     model[1].eval()
@@ -281,7 +286,6 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         ({"data": (torch.zeros(2, 12), torch.tensor([0, 3]))}, "data must have labels in 0 .. 2, the classes, got"),
         ({"validation": (torch.zeros(2, 12), torch.tensor([0, -1]))}, "validation must have labels in 0 .. 2"),
         ({"model": nn.Linear(13, 3)}, "model must take the x of data, a float32 tensor of shape (50, 12) on cpu, but:"),
-        ({"validation": rows(9)[0]}, "validation must be a tuple (x, y), got"),
         ({"validation": (torch.zeros(2, 13), torch.zeros(2).long())}, "validation must have an x like a float32"),
         ({"config": {"epochs": 6}}, "config must be a TrainConfig, got {'epochs': 6}"),
         ({"config": replace(CONFIG, augment="crop-flip")}, 'augment must be "none" unless x is (n, channels, height,'),
