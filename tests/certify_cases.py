@@ -41,10 +41,6 @@ class Case:
     def network(self) -> Network:
         return Network.read(self.model, self.x).double()
 
-    @property
-    def layer(self) -> nn.Linear:
-        return self.network.layer
-
     @cached_property
     def reach(self) -> Reachable:
         return Reachable.of(self.x, self.ball, self.network.rising)
@@ -127,7 +123,7 @@ def attacks(case: Case) -> tuple[Tensor, Tensor]:
     Points of the ball ``(points, ...)`` and the row of each. Values are ends of the box, such that make a term the
     largest of a sum, and any others.
     """
-    x, g, weight, shape = case.x, case.generator, case.layer.weight, (3, *case.x.shape)
+    x, g, weight, shape = case.x, case.generator, case.network.layer.weight, (3, *case.x.shape)
     low, high, mutable = (bound.expand_as(x) for bound in case.ball.box(x))
     largest = (case.reach.x.unsqueeze(1) * weight).abs().amax(-1, keepdim=True)
     kinks = (largest / torch.where(weight == 0, inf, weight)).transpose(1, 2)

@@ -53,7 +53,7 @@ def enumerated(case: Case) -> tuple[Tensor, Tensor]:
 
     The layer rises with each of its terms, so a changed one goes to its end; any value is a very large one.
     """
-    reach, layer = case.reach, case.layer
+    reach, layer = case.reach, case.network.layer
     masks = sets(case).unsqueeze(1)
     low, high = reach.low.clamp(min=-1e9), reach.high.clamp(max=1e9)
     found = []
@@ -67,14 +67,14 @@ def enumerated(case: Case) -> tuple[Tensor, Tensor]:
 @layers
 @given(cases())
 def test_intervals_of_the_first_layer(case: Case) -> None:
-    reach, weight = case.reach, case.layer.weight
+    reach, weight = case.reach, case.network.layer.weight
     low, high = (end.squeeze(1) for end in case.network.first.interval(reach, case.budgets(1)))
     least, most = enumerated(case)
     assert (low <= least + 1e-9).all()
     assert (most <= high + 1e-9).all()
     free = bool((weight != 0).all()) and bool(reach.moves.all()) and reach.channels == 1
     one = case.ball.budget * reach.channels <= 1 and not reach.any_value
-    if not isinstance(case.layer, TruncatedLinear) or one or (reach.any_value and free):
+    if not isinstance(case.network.layer, TruncatedLinear) or one or (reach.any_value and free):
         torch.testing.assert_close(low, least)
         torch.testing.assert_close(high, most)
 
@@ -103,15 +103,15 @@ def test_all_outputs_see_the_same_changes(case: Case) -> None:
     for row in range(len(case.x)):
         low, high = reach.low[row].clamp(min=-1e9), reach.high[row].clamp(max=1e9)
         points = torch.where(masks, torch.where(corners, low, high), reach.x[row]).flatten(0, 1)
-        reached = (add_up(case.layer, points.unsqueeze(1) * network.layer.weight) @ head[row].T).amin(0)
-        now = add_up(case.layer, reach.x[row] * network.layer.weight) @ head[row].T
+        reached = (add_up(case.network.layer, points.unsqueeze(1) * network.layer.weight) @ head[row].T).amin(0)
+        now = add_up(case.network.layer, reach.x[row] * network.layer.weight) @ head[row].T
         assert (now - drop[row] <= reached + 1e-6 * (1 + reached.abs())).all()
 
 
 @layers
 @given(cases(kinds=("dense",)))
 def test_the_joint_bound_of_a_plain_layer_is_attained(case: Case) -> None:
-    reach, weight = case.reach, case.layer.weight
+    reach, weight = case.reach, case.network.layer.weight
     head = numbers(case.generator, len(case.x), 1, len(weight))
     drop = case.network.first.drop(reach, case.budgets(), head)
     slope = (head @ weight).squeeze(1)

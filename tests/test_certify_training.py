@@ -30,9 +30,9 @@ from ell0.train import TrainConfig, fit
 def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
     found = certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball)
     sharp = bound(case, "ibp")[0]
-    reach, weight = case.reach, case.layer.weight
+    reach, weight = case.reach, case.network.layer.weight
     exact = reach.any_value and reach.channels == 1 and bool((weight != 0).all()) and bool(reach.moves.all())
-    if exact or not isinstance(case.layer, TruncatedLinear):
+    if exact or not isinstance(case.network.layer, TruncatedLinear):
         torch.testing.assert_close(found, sharp)
     else:
         assert (found <= sharp + 1e-9).all()
@@ -56,12 +56,15 @@ def test_little_is_lost_by_a_quick_interval() -> None:
     """Of normal weights and rows at random ends of the box, 3% of how far an output moves: a good place for the cut."""
     g = torch.Generator().manual_seed(0)
     first = Network.read(nn.Sequential(nn.Linear(400, 30)).eval(), torch.zeros(1, 400)).first
-    first.weight = torch.randn(30, 400, generator=g)
+    first.weight = torch.randn(30, 400, generator=g).requires_grad_()
     x = (torch.rand(20, 400, generator=g) < 0.5).float()
     reach = Reachable.of(x, L0Ball(0, low=0.0, high=1.0), ())
     for budget in (1, 5, 20, 60):
         (low, high), (least, most) = first.quick_interval(reach, budget), first.trainable_interval(reach, budget)
         assert (high - low).mean() < 1.03 * (most - least).mean()
+        (grad,) = torch.autograd.grad((high - low).sum(), first.weight)  # the weights beyond the cut shrink
+        assert (grad.ne(0).sum(1) == 2 * budget - 1).all()
+        assert (grad * first.weight >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "dense"])

@@ -104,7 +104,8 @@ def test_the_bound_of_an_ablation_is_attained(keep: int, radius: int) -> None:
         assert least == pytest.approx(1 - float(changed_share(6, keep, budget)), abs=1e-12)
         assert (least > 0.5) == (budget <= radius)
     smoothed = RandomisedAblation(sentinel(), keep, selection=10, samples=1000).eval()
-    assert int(smoothed.radius(image.view(1, 1, 2, 3), torch.tensor([0]))) == radius
+    beyond = L0Ball(6, low=-math.inf, high=math.inf)
+    assert int(smoothed.radius(image.view(1, 1, 2, 3), torch.tensor([0]), beyond)) == radius
 
 
 def test_colours_of_a_pixel_are_seen_together() -> None:
