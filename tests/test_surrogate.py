@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS
+from ell0.attacks.contract import Victim
 from ell0.attacks.surrogate import surrogate_gradients
 from ell0.nn import InputClamp, InputTruncation, TruncatedLinear
 
@@ -103,6 +104,13 @@ def test_attacks_by_gradients_use_it(name: str, monkeypatch: pytest.MonkeyPatch)
     def points() -> Tensor:
         return ATTACKS[name](model, x, y, L0Ball(3, low=-9.0, high=9.0), **ATTACKS[name].cheap).x_best
 
-    straight = points()
+    straight, slopes, asked = points(), Victim.slopes, list[bool]()
+
+    def spied(*arguments: Any, **options: Any) -> Any:
+        asked.append(options.get("straight", False))
+        return slopes(*arguments, **options)
+
+    monkeypatch.setattr(Victim, "slopes", spied)
     monkeypatch.setattr(importlib.import_module("ell0.attacks.contract"), "surrogate_gradients", nullcontext)
     assert not torch.equal(straight, points())
+    assert all(asked)

@@ -78,15 +78,15 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def check_out(out: Path) -> None:
+def check_out(out: Path, name: str = "out") -> None:
     """Raises OSError if a file cannot be written there. Makes its folder."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
     except OSError as error:
-        raise OSError(f"out must be a name in a folder that can be written, got {out} ({error})") from error
+        raise OSError(f"{name} must be a name in a folder that can be written, got {out} ({error})") from error
     if out.exists() and not out.is_file():
-        raise OSError(f"out must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
+        raise OSError(f"{name} must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,8 @@ def _differs(x: Tensor, x_adv: Tensor) -> Tensor:
 
 
 def _fits(value: Tensor, x: Tensor) -> bool:
-    try:
-        return value.expand(x.shape).device == x.device
-    except RuntimeError:
-        return False
+    sizes = zip(value.shape[::-1], x.shape[::-1], strict=False)
+    return value.device == x.device and value.ndim <= x.ndim and all(own in (1, size) for own, size in sizes)
 
 
 def describe(value: object) -> str:

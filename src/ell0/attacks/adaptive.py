@@ -20,6 +20,7 @@ from .sparse_rs import Search
 __all__ = ["adaptive"]
 
 _SEARCH = 10**6  # number of the random search's first draw, above those of the steps before it
+_SWEEPS = 3  # rounds of swaps at most
 _INSIDE = 0.999  # of a mask's threshold: values just inside it
 
 
@@ -35,7 +36,6 @@ def adaptive(
     *,
     queries: int = 1000,
     candidates: int = 12,
-    sweeps: int = 3,
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
@@ -46,7 +46,7 @@ def adaptive(
     A truncated sum moves by clip(w_i v) - clip(w_i x_i) when x_i becomes v, clipped at its cuts: beyond the cut only
     the side matters, not the value. So each unit is scored by what it moves in every sum of the layer times the slope
     of the margin behind it; the ``candidates`` best are tried, the best one stays, until the budget is spent. Then each
-    changed unit in turn is taken back and replaced by a better one, ``sweeps`` times. The rest of the queries goes into
+    changed unit in turn is taken back and replaced by a better one, three times. The rest of the queries goes into
     a random search from there. An element-wise mask (`InputTruncation`) sets extremes to 0, so there the values just
     inside its thresholds are tried too. The gradient scores a model without such a layer at its input (behind an
     `InputClamp` and an `InputScale` at most), or with a way around that layer. Behind a clamp a value beyond it is
@@ -54,18 +54,17 @@ def adaptive(
 
     Args:
         queries: for each row; a backward pass counts one.
-        candidates: units tried by a query before one is chosen.  sweeps: rounds of swaps at most.
+        candidates: units tried by a query before one is chosen.
         model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
     """
     check_count("queries", queries)
     check_count("candidates", candidates)
-    check_count("sweeps", sweeps, least=0)
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         if ball.budget:
             scorer = _scorer(victim)
             greedy = _Greedy(victim, scorer, candidates, queries)
             greedy.grow()
-            greedy.swap(sweeps)
+            greedy.swap()
             search = Search(victim, box=scorer.inner, first=_SEARCH, start=victim.x_best, limit=queries)
             left = queries - victim.queries[victim.standing]
             for _ in victim.while_standing(range(int(left.max()) if len(left) else 0), "adaptive, searching"):
@@ -246,10 +245,10 @@ class _Greedy:
             at = self._able(self._victim.standing)
             self._add(at, self._points[at], count, first=step * self._candidates, always=True)
 
-    def swap(self, sweeps: int) -> None:
+    def swap(self) -> None:
         """Replaces each changed unit of a row in turn by a better one; a row that gained nothing is done."""
         victim, gaining = self._victim, torch.ones_like(self._victim.success)
-        for _ in victim.while_standing(range(sweeps), "adaptive, swapping"):
+        for _ in victim.while_standing(range(_SWEEPS), "adaptive, swapping"):
             before = self._margin.clone()
             changed = victim.units(self._points != victim.x).any(1) & gaining.unsqueeze(1)
             places = changed.int().argsort(dim=1, descending=True, stable=True)
@@ -266,10 +265,7 @@ class _Greedy:
         return at[pays & ~self._victim.success[at]]
 
     def _add(self, at: Tensor, points: Tensor, count: int, *, first: int = 0, always: bool = False) -> None:
-        """Tries sets of ``count`` more units on points of the rows; keeps the best if it helps, or always.
-
-        first: number of the first draw.
-        """
+        """Tries sets of ``count`` more units on points of the rows; keeps the best if it helps, or always."""
         if not len(at):
             return
         victim, now = self._victim, self._victim.units(points)

@@ -59,7 +59,7 @@ class Victim:
                 victim.margins(candidates, at)
             return victim.result()
 
-    Inside, the model is in eval mode and its parameters ask for no gradient; both are given back as they were.
+    Inside, the model is in eval mode and its parameters ask for no gradient; afterwards both are as they were.
 
     Args:
         minimal: the attack wants few changed units and may query points outside the ball: every adversarial point is
@@ -129,7 +129,7 @@ class Victim:
         return ((self.distance < 0) | (self.distance > goal)).nonzero().squeeze(1)
 
     def units(self, numbers: Tensor) -> Tensor:
-        """``(m, channels, units)``: the numbers of each unit. numbers: ``(m, ...)``, some rows of the shape of x."""
+        """``(m, channels, units)``: the numbers ``(m, ...)`` of each unit."""
         return by_unit(numbers, self.ball.unit)
 
     def points(self, units: Tensor) -> Tensor:
@@ -137,14 +137,11 @@ class Victim:
         return units.reshape(len(units), *self.x.shape[1:])
 
     def margins(self, points: Tensor, at: Tensor) -> Tensor:
-        """Margins ``(m,)`` of points ``(m, ...)`` for the rows ``at``; each costs its row a query and is recorded.
-
-        ``at`` may hold a row several times.
-        """
+        """Margins ``(m,)`` of points for the rows ``at``, some perhaps several times; each costs its row a query."""
         return self._learn(points, at, self._logits(points), cost=1)[0]
 
     def errs(self, points: Tensor, at: Tensor) -> Tensor:
-        """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs and records as `margins`."""
+        """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs as `margins`."""
         return self._learn(points, at, self._logits(points), cost=1)[1]
 
     def slopes(
@@ -260,11 +257,10 @@ class Victim:
         logits = self.model(points)
         if not points.is_inference() and points._version != version:
             raise ValueError("model must leave its input as it is, got one that writes into it")
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(points) or logits.shape[1] < 2:
-            rule = f"model must return logits of shape ({len(points)}, classes), 2 classes or more"
+        good = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 2
+        if not good or len(logits) != len(points) or logits.shape[1] < 2:
+            rule = f"model must return floating-point logits of shape ({len(points)}, classes), 2 classes or more"
             raise ValueError(f"{rule}, got {describe(logits)}")
-        if not logits.is_floating_point():
-            raise ValueError(f"model must return floating-point logits, got {describe(logits)}")
         top = logits.detach().amax(1)
         if not top.isfinite().all():
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
@@ -301,11 +297,10 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         raise ValueError("x must have at least one row, got an empty batch")
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
-    for name, value in (("y", y), ("target", target), ("rows", rows)):
-        if value is None and name != "y":
-            continue
-        wanted = x.shape[:1], x.device
-        if not isinstance(value, Tensor) or value.dtype not in _INTEGERS or (value.shape, value.device) != wanted:
+    given = {"y": y} | {key: value for key, value in (("target", target), ("rows", rows)) if value is not None}
+    for name, value in given.items():
+        good = isinstance(value, Tensor) and value.dtype in _INTEGERS
+        if not good or (value.shape, value.device) != (x.shape[:1], x.device):
             rule = f"{name} must be an integer tensor of shape ({len(x)},) on {x.device}"
             raise ValueError(f"{rule}, got {describe(value)}")
     if target is not None and (target == y).any():

@@ -70,7 +70,7 @@ def _noise(victim: Victim, standing: Tensor, repeats: int) -> tuple[Tensor, Tens
         level = _least_level(victim, at, clean, noise, rank, fewest)
         found = level > 0
         fewest[found] = level[found]
-        points[found] = _noisy(clean, noise, rank, level)[found]
+        points[found] = torch.where((rank < level.unsqueeze(1)).unsqueeze(1), noise, clean)[found]
         order[found] = rank[found].argsort(dim=1)
     found = fewest > 0
     return at[found], points[found], order[found]
@@ -91,23 +91,19 @@ def _draw(victim: Victim, standing: Tensor, moment: int) -> tuple[Tensor, Tensor
     return noise, torch.where(changes, rank, units)
 
 
-def _noisy(clean: Tensor, noise: Tensor, rank: Tensor, level: Tensor) -> Tensor:
-    """The clean points with noise on the first ``level`` ``(p,)`` units."""
-    return torch.where((rank < level.unsqueeze(1)).unsqueeze(1), noise, clean)
-
-
 def _least_level(victim: Victim, at: Tensor, clean: Tensor, noise: Tensor, rank: Tensor, fewest: Tensor) -> Tensor:
-    """A level ``(p,)`` of noise on which the model errs, and does not with one unit less; 0 where none was found.
+    """How many units of noise ``(p,)`` make the model err, where one less does not; 0 if no number was found.
 
-    The level is doubled until the model errs, then bisected. A run that has a start, of ``fewest > 0`` units, asks once
-    for clearly less and gives up if the model stands.
+    The number is doubled until the model errs, then bisected. A run with a start of ``fewest > 0`` units asks once for
+    clearly less and gives up if the model stands.
     """
     most = (rank < rank.shape[1]).sum(1)
     stands, errs = torch.zeros_like(fewest), torch.zeros_like(fewest)  # the levels between which the least one lies
     level = torch.where(fewest > 0, fewest * _FEWER // 100, 1)
     asks = ((level > 0) & (level <= most)).nonzero().squeeze(1)
     while len(asks):
-        points = _noisy(clean[asks], noise[asks], rank[asks], level[asks])
+        shown = (rank[asks] < level[asks].unsqueeze(1)).unsqueeze(1)
+        points = torch.where(shown, noise[asks], clean[asks])
         broken = victim.errs(victim.points(points), at[asks])
         errs[asks[broken]] = level[asks[broken]]
         stands[asks[~broken]] = level[asks[~broken]]

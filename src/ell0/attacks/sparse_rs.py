@@ -142,7 +142,7 @@ class Search:
         values = self._values(units, random[:, :, 1:])
         held = torch.arange(count, device=units.device) < self._size.unsqueeze(1)
         self._write(units, torch.where(held.unsqueeze(1), values, self._read(units)))
-        self._best = self._margins()
+        self._best = self._victim.margins(self._victim.points(self._points), self._at)
 
     def _move(self, moved: int) -> None:
         random = self._random(2 * moved)
@@ -161,7 +161,7 @@ class Search:
         units = torch.cat([out, into], 1)
         old, new = self._read(units), torch.cat([clean, values], 2)
         self._write(units, new)
-        margin = self._margins()
+        margin = self._victim.margins(self._victim.points(self._points), self._at)
         accept = (margin < self._best) | (margin < -1e-6)
         self._best = torch.where(accept, margin, self._best)
         self._write(units, torch.where(accept.view(-1, 1, 1), new, old))
@@ -199,9 +199,6 @@ class Search:
                 stuck = ((value == now) | ~mutable).all(1, keepdim=True)
                 value = torch.where(stuck & altered, torch.where(mine < 0.5, high, low), value)
         return torch.where(mutable, value, take(self._clean, self._at, units))
-
-    def _margins(self) -> Tensor:
-        return self._victim.margins(self._victim.points(self._points), self._at)
 
     def _read(self, units: Tensor) -> Tensor:
         return self._points.gather(2, units.unsqueeze(1).expand(-1, self._points.shape[1], -1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def surrogate_gradients(model: object) -> Iterator[None]:
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:
-            layer.__dict__["forward"] = _redirected(layer.forward, _straight(layer))
+            layer.__dict__["forward"] = partial(_forward, layer.forward, _straight(layer))
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
@@ -44,12 +45,9 @@ def surrogate_gradients(model: object) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
-def _redirected(ordinary: Callable[[Tensor], Tensor], gradient: InputGradient) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
-        return _Redirect.apply(ordinary(x.detach()), x, gradient)  # type: ignore[no-any-return]
-
-    return forward
+def _forward(ordinary: Callable[[Tensor], Tensor], gradient: InputGradient, x: Tensor) -> Tensor:
+    # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
+    return _Redirect.apply(ordinary(x.detach()), x, gradient)  # type: ignore[no-any-return]
 
 
 class _Redirect(torch.autograd.Function):
@@ -74,6 +72,4 @@ def _straight(layer: TruncatedLinear | TruncatedConv2d | InputTruncation | Input
     weight = layer.weight.detach()
     if isinstance(layer, TruncatedConv2d):
         return lambda grad, x: conv2d_input(x.shape, weight, grad, **layer.geometry)
-    if isinstance(layer, TruncatedLinear):
-        return lambda grad, _: grad @ weight
-    return lambda grad, _: grad * weight
+    return lambda grad, _: grad @ weight if isinstance(layer, TruncatedLinear) else grad * weight

@@ -73,15 +73,14 @@ def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | N
         return cascade(attacks)
     entries = {}
     for name, attack in attacks.items():
-        function = attack.attack if isinstance(attack, Entry) else attack
         if not isinstance(name, str) or name in ("", CLEAN):
             raise ValueError(f"attacks must be named by strings other than {CLEAN!r}, got {name!r}")
-        if not callable(function):
-            raise ValueError(f"attacks must be functions, got {attack!r} as {name!r}")
-        own = declared(function)
-        if not isinstance(attack, Entry) and own is None:
-            raise ValueError(f"an attack that is not declared must be an Entry(..., white_box=...), got {name!r}")
-        entries[name] = attack if isinstance(attack, Entry) else Entry(attack, own is not None and own.white_box)
+        if not isinstance(attack, Entry) and (own := declared(attack)):
+            attack = Entry(attack, own.white_box)
+        if not isinstance(attack, Entry) or not callable(attack.attack):
+            rule = "attacks must be functions of ell0.attacks, or Entry(function, white_box=...)"
+            raise ValueError(f"{rule}, got {attack!r} as {name!r}")
+        entries[name] = attack
     return entries
 
 
@@ -104,16 +103,15 @@ def evaluate(
         evaluation = evaluate(model, x, y, L0Ball(5), {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
         print(evaluation)
 
-    A row is robust only if no attack breaks it. A row misclassified from the start is broken, at no query. For the
-    figure of one attack on all rows, evaluate with that attack alone.
+    A row is robust only if no attack breaks it; a row misclassified from the start is broken. For the figure of one
+    attack on all rows, evaluate with that attack alone.
 
     Args:
         model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
-            is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`; for a model without gradients its
-            black-box attacks. White-box attacks named for such a model raise.
-        budgets: a curve over these budgets, at most that of the ball, which always ends it. They run upwards on the
-            rows still standing: a row broken with d changes is broken at every budget from d.
+            is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`, its black-box attacks if the model has
+            no gradient; other white-box attacks then raise.
+        budgets: a curve over these budgets, at most that of the ball, which always ends it.
         batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         state_path: file that is rewritten after each batch. A killed evaluation that is called again with the same
@@ -130,7 +128,8 @@ def evaluate(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
     path = None if state_path is None else Path(state_path)
-    team.once(partial(_check_path, path))
+    if path is not None:
+        team.once(partial(check_out, path, "state_path"))
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
     steps = _checked_budgets(budgets, ball)
@@ -157,9 +156,8 @@ def evaluate(
             for rows in waiting.split(batch * team.size) if len(waiting) else ():
                 start = time.perf_counter()
                 own = team.share(rows).to(x.device)
-                run = partial(
-                    _run, entry.attack, attacked, own, budget, seeded(seed, name), partial(_within, report, stage)
-                )
+                within = partial(_within, report, stage)
+                run = partial(_run, entry.attack, attacked, own, budget, seeded(seed, name), within)
                 for found in filter(None, team.gather(run)):
                     state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - start
@@ -176,16 +174,10 @@ def evaluate(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
         budgets=steps,
-        verdict=state.verdict,
-        distance=state.distance,
-        x_adv=state.x_adv,
-        queries=state.queries,
-        tried=state.tried,
         seconds=tuple(state.seconds.tolist()),
         units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=raised(
-            probe, state, gradients_only, training=training, blocked=blocked, blind=int(blind.sum()), lost=lost
-        ),
+        flags=raised(probe, state, gradients_only, training, blocked, int(blind.sum()), lost),
+        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
     )
 
 
@@ -205,10 +197,7 @@ def _run(
 
 
 def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: int) -> None:
-    """Calls every attack on a row with a wrong label, which costs no query.
-
-    An attack that refuses the ball or its own settings does so now, not after hours of cheaper attacks.
-    """
+    """Calls every attack on a row with a wrong label: one that refuses the ball or its settings does so now."""
     model, x, _, ball = attacked.part(row)
     with torch.no_grad():
         logits = model(x)
@@ -223,14 +212,6 @@ def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int,
     parts = {name: of_value(name, value) for name, value in values.items()}
     parts |= {"model": of_model(attacked.model), "attacks": ", ".join(entries)}
     return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}
-
-
-def _check_path(path: Path | None) -> None:
-    try:
-        if path is not None:
-            check_out(path)
-    except OSError as error:
-        raise ValueError(f"state_path must be where a file can be written, got {str(path)!r} ({error})") from error
 
 
 def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:

@@ -53,18 +53,14 @@ class Evaluation:
 
     @property
     def curve(self) -> list[Measurement]:
-        """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had.
-
-        ``decided`` counts the rows that each attack, or ``"clean"``, has broken up to that budget.
-        """
+        """Robust accuracy at each budget: a row falls at its distance, whatever budget the attack had."""
         return self.rows()[1 : 1 + len(self.budgets)]
 
     @property
     def per_attack(self) -> dict[str, Measurement]:
         """For each attack the share of all rows that neither it nor one before it broke.
 
-        ``beside`` holds ``white_box``, ``attacked`` and ``broken`` (rows it was given, all standing then, and rows it
-        broke) and its ``queries`` on all of them.
+        beside: white_box; attacked, broken: rows it was given, all standing then, and rows it broke; queries in all.
         """
         return dict(zip(self.attacks, self.rows()[1 + len(self.budgets) :], strict=True))
 
@@ -101,7 +97,8 @@ class Evaluation:
             figures = f"{row.beside['attacked']:8}  {row.beside['broken']:6}  {100 * row.value:6.1f} %"
             lines.append(f"{name:{width}}  {figures}  {row.beside['queries']:10}  {row.seconds:7.1f}")
         for row in self.curve:
-            lines.append(f"robust accuracy {percent(row)}, {row['budget']} {self.ball.unit}s changed")
+            share = percent(Share(round(row.value * len(self.verdict)), len(self.verdict)))
+            lines.append(f"robust accuracy {share}, {row['budget']} {self.ball.unit}s changed")
         return "\n".join(lines + [f"flag: {flag}" for flag in self.flags])
 
 
@@ -109,7 +106,6 @@ def _share(rows: Tensor) -> Share:
     return Share(int(rows.sum()), len(rows))
 
 
-def percent(figure: Share | Measurement) -> str:
+def percent(share: Share) -> str:
     """A share in words, with its interval."""
-    value = figure.value if isinstance(figure, Measurement) else float(figure)
-    return f"{100 * value:.1f} % ({100 * (figure.low or 0.0):.1f}-{100 * (figure.high or 0.0):.1f})"
+    return f"{100 * share:.1f} % ({100 * share.low:.1f}-{100 * share.high:.1f})"

@@ -67,10 +67,7 @@ class Probe:
 
 
 def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team) -> tuple[Tensor, Tensor, Tensor]:
-    """Three ``(n,)``: margins in float64, which rows are misclassified, and where the margin has no useful gradient.
-
-    A gradient that is zero or not finite is of no use.
-    """
+    """Three ``(n,)``: margins in float64, whether misclassified, whether the gradient is zero or not finite."""
 
     def look(rows: Tensor) -> Tensor:
         seen = []
@@ -115,26 +112,21 @@ def _check_part(attacked: Attacked, state: State, names: Sequence[str], parts: S
             missed = ~victim.errs(points, torch.arange(len(rows), device=x.device))
         lost += int(missed.sum())
         if missed.any() and not random:
+            # It is a lie if the label wins by more than rounding.
+            with torch.no_grad():
+                logits = torch.cat([model(some) for some in points[missed].split(_PROBED)])
+            labels = y[missed].long().unsqueeze(1)
+            lead = logits.gather(1, labels).squeeze(1) - logits.scatter(1, labels, -torch.inf).amax(1)
             false = missed.clone()
-            false[missed] = _clear(model, points[missed], y[missed].long())
+            false[missed] = lead > _BOUNDARY * logits.abs().where(logits.isfinite(), 0.0).amax(1)
             blame("is misclassified", false)
     return lost
-
-
-def _clear(model: Model, points: Tensor, y: Tensor) -> Tensor:
-    """Whether the label wins by more than rounding: ``(m,)`` bool."""
-    with torch.no_grad():
-        logits = torch.cat([model(some) for some in points.split(_PROBED)])
-    own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
-    others = logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(1)
-    return own - others > _BOUNDARY * logits.abs().where(logits.isfinite(), 0.0).amax(1)
 
 
 def raised(
     probe: Probe,
     state: State,
     gradients_only: Mapping[str, bool],
-    *,
     training: bool,
     blocked: Sequence[str],
     blind: int,
@@ -142,10 +134,9 @@ def raised(
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each.
 
-    Args:
-        gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
-        training: whether the model was in train mode.  blocked: attacks left out.  blind: rows without a gradient.
-        lost: errors that did not come back at the end.
+    gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
+    training: whether the model was in train mode.  blocked: attacks left out.  blind: rows without a gradient.
+    lost: errors that did not come back at the end.
     """
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
@@ -167,10 +158,7 @@ def raised(
 
 
 def _beaten(state: State, gradients_only: Mapping[str, bool]) -> tuple[float, str]:
-    """Per cent of the rows broken by search after an attack by gradients alone had tried them with the same budget.
-
-    And in words which attacks did so.
-    """
+    """Per cent of rows that search broke after an attack by gradients alone had tried with that budget; and by whom."""
     names, gradient = list(gradients_only), torch.tensor(list(gradients_only.values()), device="cpu")
     if not gradient.any():
         return 0.0, ""

@@ -21,10 +21,9 @@ _SAME = 1e-3  # share of the largest clean margin by which rounding in other bat
 
 
 def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
-    """What an attack found for the rows ``(m,)`` x ``(m, ...)``, on the CPU, for `State.learn`.
+    """What an attack found for rows ``(m,)``, on the CPU, for `State.learn`: of x_adv only what differs from x.
 
-    rows, success, distance, queries, refuted ``(m,)``; and which numbers of all x, flattened, change in the broken
-    rows, and to what, ``(c,)`` each.
+    rows, success, distance, queries, refuted ``(m,)``; and which numbers of all x, flattened, change to what ``(c,)``.
     """
     broken = result.success.nonzero().squeeze(1)
     changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
@@ -54,13 +53,11 @@ class State:
 
     @classmethod
     def fresh(cls, x: Tensor, clean: Tensor, wrong: Tensor, attacks: int) -> State:
-        unbroken = torch.where(wrong, 0, -1)
+        unbroken, none = torch.where(wrong, 0, -1), torch.zeros_like(wrong)
         nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
         seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
         points = x.detach().clone(memory_format=torch.contiguous_format)
-        return cls(
-            unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, torch.zeros_like(wrong), points
-        )
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
 
     def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
         """Takes over what an attack found for some rows, from `compact`."""
