@@ -80,12 +80,6 @@ def test_a_broken_file_does_not_hide_a_good_one(folder: Path) -> None:
     assert_works()
 
 
-def test_an_unknown_build_is_refused(backend: str) -> None:
-    with pytest.raises(ValueError, match=r"build must be one of \[.*'none'\] or None, got 'nonsense'"):
-        kernel.use("nonsense")
-    assert kernel.build() == backend
-
-
 def test_what_the_kernel_serves(backend: str) -> None:
     weight = torch.ones(2, 20)
     assert kernel.serves(weight) == kernel.serves(weight.double()) == (backend != "none")

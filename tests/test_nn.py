@@ -44,13 +44,8 @@ def test_repr_shows_k() -> None:
     assert repr(TruncatedLinear(7, 5, k=2)) == "TruncatedLinear(in_features=7, out_features=5, bias=True, k=2)"
     assert repr(InputTruncation((1, 2, 4), k=3)) == "InputTruncation(features=(1, 2, 4), k=3)"
     assert InputTruncation(5, 1).features == (5,)
-
-
-def test_device_and_dtype() -> None:
-    layer = TruncatedLinear(7, 5, 2, device="meta", dtype=torch.float64)
-    assert (layer.weight.device.type, layer.weight.dtype) == ("meta", torch.float64)
-    truncation = InputTruncation(7, 2, device="meta", dtype=torch.float64)
-    assert (truncation.weight.device.type, truncation.weight.dtype) == ("meta", torch.float64)
+    for layer in (TruncatedLinear(7, 5, 2, device="meta", dtype=torch.float64), InputTruncation(7, 2, "meta")):
+        assert layer.weight.device.type == "meta"
 
 
 @pytest.mark.parametrize("k", [0, 391, 392, -1, True, 1.0, "1"])
@@ -90,11 +85,6 @@ def test_input_truncation_is_the_definition(k: int, rows: list[list[float]], dat
     torch.testing.assert_close(layer(torch.tensor(rows).view(-1, 2, 2, 2)), expected, equal_nan=True, rtol=0, atol=0)
 
 
-def test_input_truncation_removes_the_lowest_index_first() -> None:
-    assert InputTruncation(5, 1)(torch.ones(1, 5)).tolist() == [[0.0, 0.0, 1.0, 1.0, 1.0]]
-    assert InputTruncation(4, 1)(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).tolist() == [[0.0, 0.0, 0.0, 1.0]]
-
-
 @few
 @given(st.integers(0, 3), st.integers(0, 2**31))
 def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
@@ -110,7 +100,7 @@ def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
     torch.testing.assert_close(to_weight, torch.where(keep, grad * x, 0.0).sum(0))
 
 
-@pytest.mark.parametrize(("huge", "weight"), [(inf, 1.0), (-inf, 1.0), (1e38, 1.0), (5.0, inf)])
+@pytest.mark.parametrize(("huge", "weight"), [(inf, 1.0), (-inf, 1.0), (1e38, 1.0), (5.0, inf), (inf, 0.0)])
 def test_a_removed_infinity_is_zero_forward_and_backward(huge: float, weight: float) -> None:
     layer = InputTruncation(5, 1)
     layer.weight.data[1] = weight
@@ -119,17 +109,7 @@ def test_a_removed_infinity_is_zero_forward_and_backward(huge: float, weight: fl
     to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
     assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
     assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
-    assert to_x.sum() == 3
-
-
-def test_zero_times_infinity_is_zero_forward_and_backward() -> None:
-    layer = InputTruncation(3, 1)
-    with torch.no_grad():
-        layer.weight[1] = 0.0
-    x = torch.tensor([[1.0, inf, -1.0]], requires_grad=True)
-    out = layer(x)
-    assert out.tolist() == [[0.0, 0.0, 0.0]]
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (x, layer.weight)))
+    assert to_x.sum() == (3 if weight else 2)
 
 
 def test_nan_spoils_its_own_sample_only() -> None:

@@ -222,26 +222,13 @@ def test_huge_coordinates_do_not_lengthen_the_walk(k: int) -> None:
         assert walked[1].max() < 600
 
 
-@pytest.mark.parametrize("k", [1, 8, 20])
-@pytest.mark.parametrize("elsewhere", [0.0, 1.0])
-def test_nan_stays_in_its_sample_and_in_its_column(backend: str, k: int, elsewhere: float) -> None:
-    g = Generator().manual_seed(k)
-    x, weight = gaussian(20, 50, 1, g), gaussian(18, 50, 1, g)
-    clean = trimmed_linear(x, weight, top=k, bottom=k)
+def test_nan_spoils_its_sample_and_its_column(backend: str) -> None:
+    x, weight = torch.ones(4, 9), torch.ones(3, 9)
     # A coefficient of 0 does not hide a NaN.
-    weight[:, 3] = x[:, 4] = elsewhere
-    x[7, 3] = weight[11, 4] = nan
-    x.requires_grad_()
-    weight.requires_grad_()
-    out = trimmed_linear(x, weight, top=k, bottom=k)
-    lost = torch.zeros_like(clean, dtype=torch.bool)
-    lost[7], lost[:, 11] = True, True
-    assert torch.equal(out.isnan(), lost), backend
-    assert torch.equal(trimmed_linear(x.detach(), weight.detach(), top=k, bottom=k).isnan(), lost)
-    with torch.no_grad():
-        x[7, 3] = weight[11, 4] = 0.0
-    healed = trimmed_linear(x, weight, top=k, bottom=k)
-    assert torch.allclose(out[~lost], healed[~lost], rtol=1e-12)
+    x[:, 4], weight[:, 3], x[2, 3], weight[1, 4] = 0.0, 0.0, nan, nan
+    lost = torch.zeros(4, 3, dtype=torch.bool)
+    lost[2], lost[:, 1] = True, True
+    assert torch.equal(trimmed_linear(x, weight, top=2, bottom=1).isnan(), lost), backend
 
 
 def test_k_removes_as_many_on_each_side_and_0_is_the_dense_layer(backend: str) -> None:

@@ -57,8 +57,8 @@ def vgg19(
             "pixel" make that convolution a `TruncatedConv2d` with unit "feature" or "pixel", where k counts terms of
             one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
     """
-    _check(k, in_shape, truncation)
     channels, height, width = _check_image(in_shape, 32, "five poolings")
+    _check_k(k, in_shape, truncation)
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
@@ -102,8 +102,8 @@ def small_cnn(
     k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8, truncation: Truncation = "input"
 ) -> nn.Sequential:
     """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k and truncation as in `vgg19`."""
-    _check(k, in_shape, truncation)
-    channels, *size = in_shape
+    channels, *size = _check_image(in_shape)
+    _check_k(k, in_shape, truncation)
     first, second = _convolution(channels, width, k, truncation), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
     return _classifier(k, in_shape, truncation, [first, nn.ReLU(), second, nn.ReLU()], head)
@@ -118,8 +118,7 @@ def _check_image(in_shape: Sequence[int], least: int = 1, why: str = "") -> tupl
     return tuple(in_shape)
 
 
-def _check(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
-    _check_image(in_shape)
+def _check_k(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
     if truncation not in get_args(Truncation):
         raise ValueError(f'truncation must be "input", "conv" or "pixel", got {truncation!r}')
     if truncation == "input":
@@ -140,8 +139,5 @@ def _convolution(channels: int, wide: int, k: int, truncation: Truncation) -> nn
 def _classifier(
     k: int, in_shape: Sequence[int], truncation: Truncation, features: list[nn.Module], head: nn.Linear
 ) -> nn.Sequential:
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    if k != 0 and truncation == "input":
-        parts["truncation"] = InputTruncation(in_shape, k)
-    parts.update(features=nn.Sequential(*features), flatten=nn.Flatten(), head=head)
-    return nn.Sequential(parts)
+    parts = {"truncation": InputTruncation(in_shape, k)} if k != 0 and truncation == "input" else {}
+    return nn.Sequential(OrderedDict(**parts, features=nn.Sequential(*features), flatten=nn.Flatten(), head=head))

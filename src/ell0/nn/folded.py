@@ -29,14 +29,14 @@ def folded(model: nn.Module) -> nn.Module:
 
 def _merged(layers: list[nn.Module]) -> Iterator[nn.Module]:
     while layers:
-        first, *rest = layers
-        if _can_merge(first, rest):
-            relu = len(rest) > 1 and _is_plain(rest[1], nn.ReLU)
-            yield _Convolution(fuse_conv_bn_eval(cast(nn.Conv2d, first), cast(nn.BatchNorm2d, rest[0])), relu)
-            layers = rest[2 if relu else 1 :]
+        first, *layers = layers
+        if layers and _can_merge(first, layers[0]):
+            merged = fuse_conv_bn_eval(cast(nn.Conv2d, first), cast(nn.BatchNorm2d, layers.pop(0)))
+            relu = bool(layers) and _is_plain(layers[0], nn.ReLU)
+            yield _Convolution(merged, relu)
+            layers = layers[relu:]
         else:
             yield folded(first)
-            layers = rest
 
 
 def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
@@ -45,12 +45,11 @@ def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and not changed
 
 
-def _can_merge(convolution: nn.Module, rest: list[nn.Module]) -> bool:
-    """Whether a layer is a convolution and the next one a batch norm that can be merged into it."""
-    if not (_is_plain(convolution, nn.Conv2d) and rest and _is_plain(rest[0], nn.BatchNorm2d)):
+def _can_merge(convolution: nn.Module, norm: nn.Module) -> bool:
+    if not (_is_plain(convolution, nn.Conv2d) and _is_plain(norm, nn.BatchNorm2d)):
         return False
     plain = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
-    return plain and not (convolution.training or rest[0].training) and rest[0].running_mean is not None
+    return plain and not (convolution.training or norm.training) and norm.running_mean is not None
 
 
 class _Convolution(nn.Module):

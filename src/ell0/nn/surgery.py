@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -113,23 +112,11 @@ class _Search(TorchFunctionMode):
         if self.layer is not None:
             self.runs += module is self.layer
             return
-        name, kind = _name(self._names[id(module)]), type(module).__name__
-        if isinstance(module, MIXING):
-            raise _RefusedError(
-                f"{kind} at {name} cannot be truncated: it runs before any Linear or convolution and mixes features"
-            )
-        if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-            return
-        if isinstance(module, nn.Linear):
-            _check_linear(module, name)
-        for parameter in module.parameters():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise _RefusedError(f"{kind} at {name} must be float32 or float64, got {parameter.dtype}")
-        if isinstance(module, CONVOLUTIONS) and (len(shape) != len(module.kernel_size) + 2 or shape[0] != SAMPLES):
-            raise _RefusedError(
-                f"{kind} at {name} must see the samples one by one, got shape {tuple(shape)} for {SAMPLES} samples"
-            )
-        self.layer, self.name, self.runs, self.shape = module, self._names[id(module)], 1, tuple(shape[1:])
+        if isinstance(module, (nn.Linear, *CONVOLUTIONS, *MIXING)):
+            name, objection = self._names[id(module)], _objection(module, shape)
+            if objection:
+                raise _RefusedError(f"{type(module).__name__} at {_name(name)} {objection}")
+            self.layer, self.name, self.runs, self.shape = module, name, 1, tuple(shape[1:])
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -139,27 +126,28 @@ class _Search(TorchFunctionMode):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, nn.Parameter) and id(leaf) not in self._harmless:
                     name = self._names.get(id(leaf), "that is not registered")
-                    function = getattr(func, "__name__", str(func))
-                    raise _RefusedError(
-                        f"parameter {name} is used by {function} before any Linear or convolution: "
-                        "it cannot be truncated"
-                    )
+                    used = f"is used by {getattr(func, '__name__', func)} before any Linear or convolution"
+                    raise _RefusedError(f"parameter {name} {used}: it cannot be truncated")
         return result
 
 
-def _check_linear(module: nn.Linear, name: str) -> None:
-    if "weight" not in dict(module.named_parameters(recurse=False)):
-        raise _RefusedError(
-            f"Linear at {name} is parametrised (weight_norm, pruning): make its weight a plain parameter first"
-        )
-    if type(module) is not nn.Linear:
-        raise _RefusedError(
-            f"{type(module).__name__} at {name} is a subclass of Linear that may compute something else"
-        )
-    if "forward" in module.__dict__:
-        raise _RefusedError(
-            f"Linear at {name} has its own forward (accelerate hooks), which would still run: remove it first"
-        )
+def _objection(module: nn.Module, shape: Sequence[int]) -> str:
+    """Why this layer cannot be truncated, if it is the first one with weights; empty if it can."""
+    if isinstance(module, MIXING):
+        return "cannot be truncated: it runs before any Linear or convolution and mixes features"
+    if isinstance(module, nn.Linear):
+        if "weight" not in dict(module.named_parameters(recurse=False)):
+            return "is parametrised (weight_norm, pruning): make its weight a plain parameter first"
+        if type(module) is not nn.Linear:
+            return "is a subclass of Linear that may compute something else"
+        if "forward" in module.__dict__:
+            return "has its own forward (accelerate hooks), which would still run: remove it first"
+    for parameter in module.parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            return f"must be float32 or float64, got {parameter.dtype}"
+    if isinstance(module, CONVOLUTIONS) and (len(shape) != len(module.kernel_size) + 2 or shape[0] != SAMPLES):
+        return f"must see the samples one by one, got shape {tuple(shape)} for {SAMPLES} samples"
+    return ""
 
 
 def _search(model: nn.Module, input_shape: tuple[int, ...]) -> _Search:
@@ -187,8 +175,7 @@ def _run(model: nn.Module, input_shape: tuple[int, ...], start: Callable[[nn.Mod
     for module in model.modules():
         module.register_forward_pre_hook(announce, prepend=True, with_kwargs=True)
     try:
-        with _generators_kept(model), torch.no_grad():
-            model(_zeros(model, input_shape))
+        _on_zeros(model, input_shape)
     except _RefusedError:
         raise
     except Exception as error:
@@ -200,9 +187,7 @@ def _bypasses(model: nn.Module, layer: nn.Module, input_shape: tuple[int, ...]) 
     model.requires_grad_(False)
     layer.register_forward_hook(lambda *call: call[-1].detach())
     try:
-        with _generators_kept(model), torch.enable_grad():
-            # A copy, for a model that changes its input in place.
-            output = model(_zeros(model, input_shape).requires_grad_().clone())
+        output = _on_zeros(model, input_shape, requires_grad=True)
     except Exception:  # it ran without gradients: nothing can be told, and nothing is wrong
         return False
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
@@ -237,14 +222,13 @@ def _truncate_before(
     return model
 
 
-def _zeros(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def _on_zeros(model: nn.Module, input_shape: tuple[int, ...], requires_grad: bool = False) -> Any:
+    """What a model returns for zeros; random numbers that it draws leave the global generators as they were."""
     like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.empty(()))
-    return torch.zeros(SAMPLES, *input_shape, dtype=like.dtype, device=like.device)
-
-
-def _generators_kept(model: nn.Module) -> AbstractContextManager[None]:
-    """Random numbers drawn inside leave the global generators as they were."""
-    return torch.random.fork_rng({p.device for p in model.parameters() if p.is_cuda})
+    zeros = torch.zeros(SAMPLES, *input_shape, dtype=like.dtype, device=like.device, requires_grad=requires_grad)
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices), torch.set_grad_enabled(requires_grad):
+        return model(zeros.clone())  # a model may change its input in place
 
 
 def _copy(model: nn.Module) -> nn.Module:

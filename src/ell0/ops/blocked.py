@@ -1,7 +1,5 @@
 """The trimmed product in plain torch: any device, no compiler, at most one block of products in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -27,18 +25,14 @@ def thresholds(terms: Tensor, top: int, bottom: int) -> tuple[Tensor, Tensor, Te
     high is the top-th largest term, low the bottom-th smallest; ties_* count the removed terms equal to the cut.
     With ``top=0`` high is +inf and ties_high 0; likewise low.
     """
-    inf = terms.new_full(terms.shape[:-1], torch.inf)
-    none = torch.zeros_like(inf, dtype=torch.int32)
-    high, low, ties_high, ties_low = inf, -inf, none, none
-    if top:
-        largest = terms.topk(top, dim=-1).values
-        high = largest[..., -1]
-        ties_high = (largest == high.unsqueeze(-1)).sum(-1, dtype=torch.int32)
-    if bottom:
-        smallest = terms.topk(bottom, dim=-1, largest=False).values
-        low = smallest[..., -1]
-        ties_low = (smallest == low.unsqueeze(-1)).sum(-1, dtype=torch.int32)
-    return high, low, ties_high, ties_low
+    high = terms.new_full(terms.shape[:-1], torch.inf)
+    cuts, ties = [high, -high], [torch.zeros_like(high, dtype=torch.int32)] * 2
+    for side, count in enumerate((top, bottom)):
+        if count:
+            removed = terms.topk(count, dim=-1, largest=side == 0).values
+            cuts[side] = removed[..., -1]
+            ties[side] = (removed == removed[..., -1:]).sum(-1, dtype=torch.int32)
+    return cuts[0], cuts[1], ties[0], ties[1]
 
 
 def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_low: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Argument checks that the operators and layers share. Errors name the argument, the rule and the value."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad

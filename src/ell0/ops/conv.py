@@ -5,8 +5,6 @@ The receptive fields are unfolded. With unit "feature" they are the rows of a tr
 forward pass and again in the backward pass; they are compared as whole tensors, or sorted where the window is large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
@@ -85,31 +83,32 @@ def count_terms(channels: int, kernel: Sequence[int], unit: Unit) -> int:
     return places if unit == "pixel" else channels * places
 
 
-class _Pixels:
-    """Blocks of fields ``(m, in, places)`` whose terms are whole pixels.  weight: ``(out, in, places)``."""
+def _multiplication(*tensors: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The matrix product to take. Without infinities no product of 0 and infinity can arise."""
+    # To ask a GPU would be to wait for it.
+    finite = not tensors[0].is_cuda and all(bool(t.isfinite().all()) for t in tensors)
+    return torch.matmul if finite else _product
 
-    def __init__(self, fields: Tensor, weight: Tensor, *others: Tensor) -> None:
-        self._fields = fields
-        self.weight = weight.permute(2, 1, 0).double().contiguous()
-        # Without infinities no product of 0 and infinity can arise. To ask a GPU would be to wait for it.
-        finite = not weight.is_cuda and all(bool(t.isfinite().all()) for t in (fields, weight, *others))
-        self.multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul if finite else _product
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some fields at a time, and their terms ``(places, fields, out)``."""
-        places, _, out = self.weight.shape
-        elements = CACHED if places <= LARGE else SORTED
-        many = max(1, (BLOCK if self.weight.is_cuda else elements) // max(1, places * out))
-        for start in range(0, len(self._fields), many):
-            rows = slice(start, start + many)
-            terms = self.multiply(self._fields[rows].permute(2, 0, 1).double(), self.weight)
-            yield rows, terms.to(self._fields.dtype)
+def _blocks(fields: Tensor, weight: Tensor, multiply: Callable[..., Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Some fields ``(m, in, places)`` at a time, and their terms ``(places, fields, out)``."""
+    places, _, out = weight.shape
+    elements = BLOCK if weight.is_cuda else CACHED if places <= LARGE else SORTED
+    many = max(1, elements // max(1, places * out))
+    for start in range(0, len(fields), many):
+        rows = slice(start, start + many)
+        yield rows, multiply(fields[rows].permute(2, 0, 1).double(), weight).to(fields.dtype)
+
+
+def _by_place(weight: Tensor) -> Tensor:
+    """``(places, in, out)`` in float64 for a weight ``(out, in, places)``."""
+    return weight.permute(2, 1, 0).double().contiguous()
 
 
 def _forward(fields: Tensor, weight: Tensor, bias: Tensor | None, top: int, bottom: int) -> Tensor:
     """``(m, out)`` for fields ``(m, in, places)`` and weight ``(out, in, places)``."""
     out = fields.new_empty(len(fields), len(weight))
-    for rows, terms in _Pixels(fields, weight).blocks():
+    for rows, terms in _blocks(fields, _by_place(weight), _multiplication(fields, weight)):
         left, _, _ = _trim(terms, top, bottom)
         if isinstance(left, Tensor):
             total = left.sum(0, dtype=torch.float64)
@@ -128,16 +127,16 @@ def _backward(
     grad_fields = torch.empty_like(fields) if to_fields else fields.new_empty(0)
     # In float64: there may be many blocks to add up.
     grad_weight = weight.new_zeros(weight.shape if to_weight else (0,), dtype=torch.float64)
-    pixels = _Pixels(fields, weight, grad)
-    for rows, terms in pixels.blocks():
+    multiply, factors = _multiplication(fields, weight, grad), _by_place(weight)
+    for rows, terms in _blocks(fields, factors, multiply):
         _, high, low = _trim(terms, top, bottom)
         undefined = (high if top else low).isnan()
         stays = _kept(terms, (high, torch.gt, top), (low, torch.lt, bottom))
         to_terms = grad[rows].masked_fill(undefined, torch.nan).expand_as(terms).masked_fill(~stays, 0.0).double()
         if to_fields:
-            grad_fields[rows] = pixels.multiply(to_terms, pixels.weight.transpose(1, 2)).permute(1, 2, 0)
+            grad_fields[rows] = multiply(to_terms, factors.transpose(1, 2)).permute(1, 2, 0)
         if to_weight:
-            grad_weight += pixels.multiply(fields[rows].permute(2, 1, 0).double(), to_terms).permute(2, 1, 0)
+            grad_weight += multiply(fields[rows].permute(2, 1, 0).double(), to_terms).permute(2, 1, 0)
     return grad_fields, grad_weight.to(weight.dtype)
 
 
@@ -192,9 +191,9 @@ def _trim(terms: Tensor, top: int, bottom: int) -> tuple[Sequence[Tensor] | Tens
         order = order.masked_fill(terms.isnan().any(0), torch.nan)
         return order[bottom : places - top], order[places - max(1, top)], order[max(1, bottom) - 1]
     left: Sequence[Tensor] = terms.clone().unbind()
-    spare, cuts = torch.empty_like(terms[0]), []
+    cuts = []
     for count, first, last in ((top, torch.maximum, torch.minimum), (bottom, torch.minimum, torch.maximum)):
-        edge = spare
+        edge = spare = torch.empty_like(terms[0])
         for _ in range(count):
             edge, *left = left
             for term in left:
@@ -202,7 +201,6 @@ def _trim(terms: Tensor, top: int, bottom: int) -> tuple[Sequence[Tensor] | Tens
                 last(edge, term, out=term)
                 edge, spare = spare, edge
         cuts.append(edge)
-        spare = torch.empty_like(edge)
     return left, cuts[0], cuts[1]
 
 

@@ -150,11 +150,10 @@ def backward(
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
     if to_x:
-        size, batch = 32, 32
         launch(
-            "input_gradient", (-(-n // batch), -(-d // size)),
+            "input_gradient", (-(-n // 32), -(-d // 32)),
             (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
-            (("SIZE", size), ("BATCH", batch)), {"num_warps": 2},
+            (("SIZE", 32), ("BATCH", 32)), {"num_warps": 2},
         )  # fmt: skip
         arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
         launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})

@@ -4,8 +4,6 @@ It is built at install time if there is a compiler. Without it, or if it does no
 operator takes the blocked torch path.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import warnings
@@ -19,12 +17,12 @@ from torch.nn import functional as F
 
 from .checks import bounds_per_row, check_prepared
 
+# One source, three targets; the first that this processor can run is used. "none" stands for no kernel.
 BUILDS = ("avx512", "avx2", "generic")
-"""One source, three targets; the first that this processor can run is used. "none" stands for no kernel."""
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+# Name -> number of pointers and sizes before the thread count.
 _FUNCTIONS = {"prepare": 6, "limits": 4, "forward": 16, "weight_gradient": 12, "input_gradient": 10}
-"""Name -> number of pointers and sizes before the thread count."""
 
 
 @functools.cache

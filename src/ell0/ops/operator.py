@@ -5,8 +5,6 @@ everything else takes the blocked torch path. All backends return the same cuts,
 knows which terms stayed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -63,10 +61,8 @@ def _version(weight: Tensor) -> int | None:
 def _order(weight: Tensor) -> Arrays:
     if kernel.serves(weight):
         return kernel.prepare(weight)
-    return gpu.prepare(weight) if gpu.serves(weight) else _nothing_prepared(weight)
-
-
-def _nothing_prepared(weight: Tensor) -> Arrays:
+    if gpu.serves(weight):
+        return gpu.prepare(weight)
     return weight.new_empty((0, 0), dtype=torch.int32), weight.new_empty((0, 0)), weight.new_empty((0, 0))
 
 
@@ -77,11 +73,9 @@ _prepare = torch.library.custom_op(
 
 @_prepare.register_fake
 def _(weight: Tensor) -> Arrays:
-    rows, d = weight.shape
     on_cpu, on_gpu = kernel.serves(weight), gpu.serves(weight)
-    if not (on_cpu or on_gpu):
-        return _nothing_prepared(weight)
-    order = weight.new_empty((rows, d), dtype=torch.int32 if on_cpu else torch.int64)
+    rows, d = weight.shape if on_cpu or on_gpu else (0, 0)
+    order = weight.new_empty((rows, d), dtype=torch.int64 if on_gpu else torch.int32)
     return order, weight.new_empty((rows, d) if on_cpu else (0, 0)), weight.new_empty((rows, bounds_per_row(d)))
 
 
@@ -205,9 +199,7 @@ def prepare(weight: Tensor) -> Prepared:
     ``weight.data``, in inference mode, inside `torch.compile`.
     """
     check_weight(weight)
-    with torch.no_grad():
-        order, ranked, bound = (_order if _is_plain(weight) else torch.ops.ell0.prepare)(weight)
-    return Prepared(order, ranked, bound, weight.detach(), _version(weight))
+    return Prepared(*_arrays(weight, None), weight.detach(), _version(weight))
 
 
 def trimmed_linear(
@@ -248,11 +240,11 @@ def trimmed_linears(
     x = check_matrix(x, weight, bias)
     if not counts:
         raise ValueError("counts must hold at least one pair of top and bottom, got none")
-    for top, bottom in counts:
-        check_counts(top, bottom, weight.shape[1])
     if any(top == bottom == 0 for top, bottom in counts):
         each = [trimmed_linear(x, weight, bias, top=t, bottom=b, prepared=prepared) for t, b in counts]
         return torch.stack(each)
+    for top, bottom in counts:
+        check_counts(top, bottom, weight.shape[1])
     return _apply(x, weight, bias, tuple(number for pair in counts for number in pair), prepared)
 
 
@@ -308,7 +300,8 @@ def _apply(
 def _arrays(weight: Tensor, prepared: Prepared | None) -> Arrays:
     """The arrays of the prepared weight, made now if none is given."""
     if prepared is None:
-        return (_order if _is_plain(weight) else torch.ops.ell0.prepare)(weight.detach())
+        arrays: Arrays = (_order if _is_plain(weight) else torch.ops.ell0.prepare)(weight.detach())
+        return arrays
     if not isinstance(prepared, Prepared):
         raise ValueError(f"prepared must come from ops.prepare, got {type(prepared).__name__}")
     if not torch.compiler.is_compiling():

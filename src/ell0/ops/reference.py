@@ -3,8 +3,6 @@
 The other backends are tested against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

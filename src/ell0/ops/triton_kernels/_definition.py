@@ -1,7 +1,5 @@
 """One pair of rows by the definition."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Gradients to the weight and to the samples."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """What all kernels are written in: constants, how they are compiled, terms, and who does what."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What is learnt of a matrix: the order of its rows, and its numbers turned over for the lanes."""
 
-from __future__ import annotations
-
 import triton.language as tl
 
 from ._language import CHUNK, INFINITE, LANES, LARGEST, any_of, kernel

@@ -1,7 +1,5 @@
 """Sorting networks: comparators ``(i, j)``, after each of which place i holds the larger value; sums of lists."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Many removed terms, or few terms at all: cuts are found by counting."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

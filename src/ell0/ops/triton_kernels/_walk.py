@@ -1,7 +1,5 @@
 """Few removed terms: the walk."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
