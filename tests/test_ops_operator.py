@@ -171,7 +171,7 @@ def compiler_works(folder: Path) -> bool:
     flags = ["-fopenmp", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
     command = [*shlex.split(os.environ.get("CXX") or "g++"), *flags, str(source), "-o", str(folder / "probe.so")]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=1200, check=False)
     except OSError:
         return False
     return done.returncode == 0 and (folder / "probe.so").exists()

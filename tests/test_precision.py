@@ -52,7 +52,7 @@ STATES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("which", "state"), STATES, ids=str)
+@pytest.mark.parametrize(("which", "state"), STATES, ids=map(str, range(len(STATES))))
 @pytest.mark.parametrize("tf32", [False, True])
 def test_the_switches_are_set_and_put_back(which: Any, state: Any, tf32: bool) -> None:
     if isinstance(which, str):

@@ -36,7 +36,7 @@ def device_of(name: str | None) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f'device must be such as "cpu" or "cuda", got {name!r}') from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f'device must be "cpu" where torch finds no CUDA GPU, got {name!r}')
+        raise ValueError(f'torch finds no CUDA GPU: device must be "cpu", got {name!r}')
     return device
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class L0Ball:
     mutable: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_count("budget", self.budget, least=0)
+        object.__setattr__(self, "budget", check_count("budget", self.budget, least=0))
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
         for name, value in (("low", self.low), ("high", self.high)):
@@ -149,4 +150,6 @@ def describe(value: object) -> str:
     """What was passed, in the words of an error."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)} on {value.device}"
+    if isinstance(value, np.ndarray):
+        return f"a NumPy {value.dtype} array of shape {value.shape}; use torch.from_numpy"
     return repr(value)

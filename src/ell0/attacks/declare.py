@@ -63,7 +63,12 @@ def attack(**declaration: Any) -> Callable[[Callable[P, AttackResult]], Attack[P
     """Declares a function as an attack and adds it to `ATTACKS`. The arguments are the fields of `Attack`."""
 
     def declare(function: Callable[P, AttackResult]) -> Attack[P]:
-        ATTACKS[function.__name__] = own = Attack(function, **declaration)
+        own = Attack(function, **declaration)
+        if own.name in ATTACKS:
+            raise ValueError(f"an attack must have a name of its own, got a second {own.name!r}")
+        if own.gradients_only and not own.white_box:
+            raise ValueError(f"white_box must be True for an attack by gradients alone, got False for {own.name!r}")
+        ATTACKS[own.name] = own
         return own
 
     return declare

@@ -78,8 +78,7 @@ def accuracy(
 
     budgets: in units of the ball.  The others as for `radius`.
     """
-    for budget in budgets:
-        check_count("budgets", budget, least=0)
+    budgets = [check_count("budgets", budget, least=0) for budget in budgets]
     if not budgets or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
     radii = radius(model, x, y, ball, max_budget=max(budgets), method=method, batch=batch, progress=progress)

@@ -50,7 +50,7 @@ class Dense:
         """The largest budget at which a certificate can exist; raises ValueError if none exists even for 1."""
         if not reach.bounded:
             raise ValueError(
-                "no certificate exists: a plain Linear layer follows one changed number of any value anywhere; "
+                "no certificate exists: a plain Linear layer has no bound if an input may take any value; "
                 "give a ball with finite low and high, or put InputClamp before it"
             )
         return reach.number_of_units

@@ -50,7 +50,7 @@ class Network:
                 rising.append(layer)
             elif type(layer) not in IGNORED:
                 raise ValueError(
-                    "model must begin with TruncatedLinear or Linear, behind Flatten, InputClamp, InputScale at most, "
+                    "model must begin with TruncatedLinear or Linear, after Flatten, InputClamp and InputScale only, "
                     f"got {name} ({type(layer).__name__}) before any of them"
                 )
         raise ValueError("model must have a TruncatedLinear or Linear layer, got none")
@@ -72,7 +72,7 @@ def _layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The layers of nested ``nn.Sequential`` in order, with the names that errors use."""
     label = f"layer {name!r}" if name else "the model"
     if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-        raise ValueError(f"model must do what its layers say, got hooks or another forward on {label}")
+        raise ValueError(f"model must have no hooks and no replaced forward, got one on {label}")
     if type(module) is not nn.Sequential:
         yield label, module
         return

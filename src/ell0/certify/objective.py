@@ -38,7 +38,7 @@ class Objective:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        check_count("budget", self.budget, least=0)
+        object.__setattr__(self, "budget", check_count("budget", self.budget, least=0))
         if not 0 < self.mix <= 1:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:

@@ -34,7 +34,7 @@ def attack(
     ```
 
     Args:
-        attacks: Attack to run; repeat for several. Default: all of them.
+        attacks: Attack to run; repeat for several. Default: all but pointwise, sparse_rs with two value sets.
         budget: Features or pixels that the attacker may change.
         beta: Changed values lie between -beta and beta. Images of the data sets lie between -1 and 1.
         seed: Seed of the attacks.

@@ -64,7 +64,8 @@ def certify(
     with together(work.devices, work.nodes, work.device) as team:
         for budget in budgets or ():
             check_count("budget", budget, least=0)
-        attacks = cascade((*ATTACKS, "sparse_rs_uniform"), queries=subject.queries, steps=subject.steps)
+        names = dict.fromkeys((*ATTACKS, *cascade(queries=1, steps=1)))
+        attacks = cascade(names, queries=subject.queries, steps=subject.steps)
         loaded = load(model, subject, work, team)
         network, x, y = loaded.network, loaded.x, loaded.y
         if not isinstance(network, nn.Module):
@@ -122,7 +123,11 @@ def _show(results: Results) -> None:
     for row in results.rows:
         if row.what == "certified_accuracy":
             values = "of any value" if row.get("beta") is None else f"of values within ±{row['beta']:g}"
-            changed = f"{row['budget']} changed {row['unit']}s {values}" if row["budget"] else "clean"
+            changed = (
+                f"{row['budget']} {row['unit']}{'s' * (row['budget'] > 1)} changed, {values}"
+                if row["budget"]
+                else "clean"
+            )
             print(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
         elif row.what == "certified_radius":
             print(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")

@@ -56,7 +56,8 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     network, card = _load_model(model)
     if "scale" in card:
         raise ValueError(f"model must take images in [-1, 1], but {model} was trained by an earlier ell0 on [0, 1]")
-    source = subject.data or card.get("data")
+    known = card.get("data")
+    source = subject.data or (None if known == "npz" else known)
     if source is None:
         raise ValueError(f"data must be given for this model: {', '.join(sets.SETS)} or a .npz file")
     is_file = source not in sets.SETS and (source.endswith(".npz") or Path(source).exists())
@@ -101,7 +102,10 @@ def _imported(words: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model must be importable, got {words!r} ({error})") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ValueError(f"model must name something in {module}, got {words!r}{did_you_mean(part, dir(found))}")

@@ -79,7 +79,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
     if out is None:
         if len(runs) != 1 or not runs[0].is_dir():
             given = ", ".join(map(str, runs)) or "none"
-            raise ValueError(f"out must be given unless runs is one run folder that exists, got {given}")
+            raise ValueError(f"runs must be one run folder that exists, or out must be given, got {given}")
         out = runs[0] / "report.html"
     check_out(out)
     print(pages.write(runs, out))
@@ -102,9 +102,11 @@ def _show(results: Results) -> None:
     for row in sorted(robust, key=lambda row: int(row["budget"])):  # of equal budgets the lowest comes last, and stays
         if (row["classifier"], row["budget"]) in attacked:
             figures[row["classifier"], f"{row['budget']} changed"] = f"{100 * row.value:.1f}"
+    whole = dict.fromkeys(str(row.n) for row in rows if row.what == "clean_accuracy")
+    clean = f"; clean: n = {' or '.join(whole)}" if whole else ""
     if robust:
         attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
-        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}")
+        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: -(-len(columns) // 7)]  # a terminal has room for seven budgets

@@ -217,7 +217,7 @@ def _identity(attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int,
 def _checked_budgets(budgets: Collection[int] | None, ball: L0Ball) -> tuple[int, ...]:
     if budgets is None:
         return (ball.budget,)
-    good = all(isinstance(b, int) and not isinstance(b, bool) and 0 <= b <= ball.budget for b in budgets)
-    if not good or not budgets or len(set(budgets)) < len(budgets):
+    budgets = [check_count("budgets", budget, least=0) for budget in budgets]
+    if not budgets or len(set(budgets)) < len(budgets) or max(budgets) > ball.budget:
         raise ValueError(f"budgets must be different ints from 0 to the ball's {ball.budget}, got {budgets!r}")
     return tuple(sorted({*budgets, ball.budget}))

@@ -87,8 +87,8 @@ def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team)
 def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: int, random: bool, team: Team) -> int:
     """Checks every broken row once more; raises a RuntimeError if a claim is wrong.
 
-    Returns the number of errors that do not come back and are no lie: all of a model that answers by chance, otherwise
-    those so near the boundary that rounding may take them to either side.
+    Returns the number of successes that did not come back: all such of a model that answers by chance, otherwise those
+    so near the boundary that rounding may take them to either side.
     """
     rows = team.share((state.verdict > 0).nonzero().squeeze(1))
     parts = rows.split(batch) if len(rows) else ()

@@ -70,8 +70,15 @@ def of_attack(name: str, attack: Callable[..., Any]) -> str:
     bound: dict[str, object] = {}
     while isinstance(attack, partial):
         args, bound, attack = [*attack.args, *args], {**attack.keywords, **bound}, attack.func
+    if "<lambda>" in _name(attack):
+        raise ValueError(f"{name} must be a named function for a run that can be resumed, got a lambda: use partial")
     parameters = inspect.signature(attack).parameters.values()
     given = {p.name: p.default for p in parameters if p.default is not p.empty} | bound
+    if not hasattr(attack, "__qualname__"):  # an object that is called: its attributes are its settings
+        given |= vars(attack)
+    elif inspect.isfunction(attack):
+        held = inspect.getclosurevars(attack).nonlocals.items()
+        given |= {key: value for key, value in held if isinstance(value, bool | int | float | str)}
     texts = [of_value(f"an argument of {name}", value) for value in args]
     texts += [f"{k}={of_value(f'{k} of {name}', value)}" for k, value in given.items() if k not in _PER_CALL]
     return f"{_name(attack)}({', '.join(texts)})"

@@ -105,7 +105,8 @@ class TomlTable:
     def need(self, key: str, kind: Kind[T]) -> T:
         value = self.take(key, kind, None)
         if value is None:
-            raise ValueError(f"{self.where}: {key} is missing{did_you_mean(key, self._unknown())}")
+            near = did_you_mean(key, self._unknown()).replace("did you mean", "rename")
+            raise ValueError(f"{self.where}: {key} is missing{near}")
         return value
 
     def take(self, key: str, kind: Kind[T], default: D) -> T | D:

@@ -91,7 +91,10 @@ class TrainingFolder:
         if self._path is not None:
             check_out(self._path / NAME)
         self._made_from, self._card = dict(made_from), dict(card)
-        json.dumps(self._card)  # raises TypeError before anything is trained
+        try:
+            json.dumps(self._card)
+        except TypeError as error:
+            raise ValueError(f"card must be made of JSON values, got {self._card!r} ({error})") from error
         self._next = 0.0  # when the next checkpoint may be written
 
     def load(self) -> Checkpoint | None:

@@ -54,8 +54,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "refresh", *(["attack_batch"] if self.attack_batch is not None else [])):
-            check_count(name, getattr(self, name))
-        check_count("seed", self.seed, least=0)
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_count("seed", self.seed, least=0))
         kinds = {"schedule": Schedule, "optimizer": Optimizer, "augment": Augment, "precision": Precision}
         kinds |= {} if self.attack_precision is None else {"attack_precision": Precision}
         for name, kind in kinds.items():

@@ -29,7 +29,7 @@ class Trades:
         adversarial:  cross_entropy(model(x_adv), y)
 
     Sparse-PGD [Zhong24] makes x_adv against the model in eval mode before the step: of ``steps + 1`` points, the one
-    with the highest cross-entropy. A coin for each batch decides whether all values move or only those shown in x_adv.
+    with the highest cross-entropy. For each batch, with chance 1/2, a step moves all values, else those in x_adv.
     Draws come from torch's generator of the device, like those of dropout.
     Differs from [Zhong24]'s code: broken rows go on, and scores are not redrawn.
 
@@ -53,8 +53,8 @@ class Trades:
     rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("budget", self.budget)
-        check_count("steps", self.steps, least=0)
+        object.__setattr__(self, "budget", check_count("budget", self.budget))
+        object.__setattr__(self, "steps", check_count("steps", self.steps, least=0))
         L0Ball(self.budget, self.unit, self.low, self.high)  # raises ValueError if one of them is wrong
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             raise ValueError(f"low and high must be finite, got low={self.low!r} with high={self.high!r}")
