@@ -169,6 +169,14 @@ def test_rounding_has_no_bound_beyond_float32_and_grows_with_long_sums() -> None
         assert float(got) == pytest.approx(share * d)
 
 
+def test_a_pixel_rounds_as_its_channels_do() -> None:
+    # Three changed numbers of size 100, more than k = 2: one of them stays in the sum.
+    first, x = Truncated(torch.ones(1, 12, dtype=torch.float64), None, 2), torch.zeros(1, 3, 2, 2)
+    for ball in (L0Ball(3, low=-100.0, high=100.0), L0Ball(1, "pixel", low=-100.0, high=100.0)):
+        found = first.rounding(Reachable.of(x, ball, ()), torch.tensor([[ball.budget]]))
+        assert float(found) == pytest.approx(2e-5 * 300)
+
+
 @few
 @given(st.integers(0, 2**31), st.sampled_from([1e-22, 1e-3, 1e3, 1e19]))
 def test_a_certified_row_stands_in_float32_at_any_scale(seed: int, scale: float) -> None:

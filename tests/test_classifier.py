@@ -237,6 +237,12 @@ def test_fit_is_repeatable(settings: dict[str, Any]) -> None:
     np.testing.assert_array_equal(one.coef_, again.coef_)
 
 
+def test_random_state_chooses_the_rows_held_out() -> None:
+    x, y = table(100, 40, seed=8)
+    one, other = (TruncatedLinearClassifier(k=4, budget=2, random_state=seed).fit(x, y) for seed in (3, 4))
+    assert not np.array_equal(one.coef_, other.coef_)
+
+
 def test_scikit_learn_contract() -> None:
     # its rows have as few as two features, so no k but 0 fits them
     check_estimator(TruncatedLinearClassifier(k=0), on_skip=None)

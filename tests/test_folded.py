@@ -65,6 +65,12 @@ def other_forward() -> nn.Sequential:
     return model
 
 
+def norm_in_training() -> nn.Sequential:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)).eval()
+    model[1].train()
+    return model
+
+
 def hooked() -> nn.Sequential:
     model = nn.Sequential(nn.Conv2d(1, 1, 1), norm(1)).eval()
     model[0].register_forward_hook(lambda *_: None)
@@ -79,10 +85,11 @@ def hooked() -> nn.Sequential:
         nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), norm(1)).eval(),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), norm(1)).eval(),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, track_running_stats=False)).eval(),
+        norm_in_training(),
         hooked(),
         other_forward(),
     ],
-    ids=["no sequence", "in training", "padding", "not next", "no statistics", "hook", "forward"],
+    ids=["no sequence", "in training", "padding", "not next", "no statistics", "norm in training", "hook", "forward"],
 )
 def test_what_cannot_be_merged_comes_back_itself(model: nn.Module) -> None:
     assert folded(model) is model

@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from email.message import Message
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.error import ContentTooShortError
 
 import numpy as np
 import pytest
@@ -332,6 +334,11 @@ def test_what_one_rank_raises_is_told_by_rank_0(name: str, runs: dict[str, dict[
     assert said.startswith("ell0: ")
     assert {"run": "tiny.toml", "attack": "rows.npz"}[name] in said
     assert runs[name]["out"] == ""
+
+
+def test_an_error_that_cannot_travel_is_told_as_text() -> None:
+    told = parallel._tellable(ContentTooShortError("short", ("", Message())))  # pickled, it cannot be made again
+    assert (type(told), str(told)) == (RuntimeError, "ContentTooShortError: <urlopen error short>")
 
 
 def figures(results: dict[str, Any]) -> list[dict[str, Any]]:

@@ -138,6 +138,7 @@ def test_worst_cases_come_last_the_hardest_at_the_end(tiny: Path) -> None:
     edited(tiny, '[[measure]]\nwhat = "clean_accuracy"', worst.format(99) + '[[measure]]\nwhat = "clean_accuracy"')
     asked = [task.what == "worst_case" and task.row["queries"] for task in recipe.load(tiny).tasks]
     assert asked == [False] * 12 + [8, 8, 99, 99]
+    assert recipe.load(tiny).tasks[12].betas == (1.0, 10.0)  # a point of one box lies in the next
 
 
 def test_a_classifier_has_several_seeds(tiny: Path) -> None:

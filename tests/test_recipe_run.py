@@ -134,8 +134,11 @@ def test_an_evaluation_stopped_in_the_middle_goes_on(
     with pytest.raises(Stop):
         recipe.run(tiny, out=tmp_path / "run", device="cpu")
     assert list((tmp_path / "run").glob("evaluation*-beta*.npz"))
+    results = tmp_path / "run" / "results.json"
+    replace(Results.load(results), seconds=1000.0).save(results)
     recipe.run(tiny, out=tmp_path / "run", device="cpu")
     assert same_runs(tmp_path / "run", whole)
+    assert Results.load(results).seconds >= 1000
 
 
 def test_killed_processes_go_on_to_the_same_bits(tiny: Path, whole: Path, tmp_path: Path) -> None:

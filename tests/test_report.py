@@ -233,6 +233,11 @@ def test_the_verdict_as_text(run: Path, tmp_path: Path) -> None:
     assert second.endswith("when 3 inputs are set to any value.")
 
 
+def test_times_are_rounded_to_what_they_show() -> None:
+    times = {2.5: "2.5 s", 59.9: "59.9 s", 119.6: "2 min 0 s", 3599.7: "1 h 0 min", 5000.0: "1 h 23 min"}
+    assert {time: formatting.duration(time).replace(formatting.GAP, " ") for time in times} == times
+
+
 def test_sources_and_out_must_be_what_they_are(run: Path, tmp_path: Path) -> None:
     nothing: list[Any] = [[], "results.json"]
     for sources in nothing:

@@ -164,6 +164,13 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     assert outline.text.count("<script>alert(1)</script>") > 20
 
 
+def test_every_classifier_of_a_verdict_is_escaped(tmp_path: Path) -> None:
+    named = [row | {"classifier": HOSTILE + row["classifier"]} for row in rows() if "classifier" in row]
+    source = results("several", named).save(tmp_path / "several.json")
+    assert "<script" not in report.page([source])
+    assert report.verdict([source]).count(HOSTILE) == 2
+
+
 def test_contrast() -> None:
     """Text on its paper, 4.5 to 1; lines and marks 3 to 1; light and dark."""
     css = (Path(report.__file__).parent / "page.css").read_text()

@@ -55,6 +55,14 @@ def test_a_unit_counts_once_with_all_its_channels() -> None:
     torch.testing.assert_close(sparsity_slope(change.detach(), 0.1), slope)
 
 
+def test_a_small_change_stays_beside_a_large_one_of_its_pixel() -> None:
+    model, x = Sums(60, 4, 0), torch.tensor([0.9, -0.9, 0.0]).view(1, 3, 1, 1).expand(4, 3, 4, 5).contiguous()
+    with Victim(model, x, model(x).argmax(1), L0Ball(5, "pixel"), minimal=True) as victim:
+        (descent := Descent(victim, 1)).step(1.0, 1.0)
+    assert ((descent.change != 0) == (descent.change != 0).any(1, keepdim=True)).all()
+    assert (descent.change.abs() < descent.threshold).any()
+
+
 def test_the_threshold_rises_while_the_model_errs_and_falls_while_it_does_not() -> None:
     model, x, y = linear((80,), 20, 2)
     seen = set()

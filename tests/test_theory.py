@@ -238,6 +238,11 @@ def test_theorem_2_at_huge_d(d: int, decay: float) -> None:
         assert math.isclose(shifted, math.log(by_hand), rel_tol=1e-4)
 
 
+def test_a_whole_number_is_not_floored_to_the_one_before() -> None:
+    assert all(bounds._log_floor(math.log(n)) == math.log(n) for n in range(1, 1000))
+    assert bounds._log_floor(math.log(4.999)) == math.log(4)
+
+
 def test_theorem_2_is_empty_up_to_where_it_starts() -> None:
     for d, applies in ((784, False), (6_700_000_000, False), (6_900_000_000, True)):
         assert (bounds.theorem_range(d)[0] < 0.5) == applies

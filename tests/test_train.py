@@ -66,10 +66,10 @@ def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_steps_are_those_of_torch(optimizer: Literal["sgd", "adam"]) -> None:
     """The fused kernels with a rate that changes, against torch's plain loop."""
-    config = TrainConfig(optimizer=optimizer, weight_decay=0.01)
+    config = TrainConfig(optimizer=optimizer, momentum=0.8, weight_decay=0.01)
     stepper, plain = Stepper(network(), config), network()
     make: Callable[..., torch.optim.Optimizer] = (
-        partial(torch.optim.SGD, momentum=0.9) if optimizer == "sgd" else partial(torch.optim.Adam, betas=(0.9, 0.999))
+        partial(torch.optim.SGD, momentum=0.8) if optimizer == "sgd" else partial(torch.optim.Adam, betas=(0.8, 0.999))
     )
     reference = make(plain.parameters(), lr=1.0, weight_decay=0.01, foreach=False)
     losses, right = 0.0, 0
