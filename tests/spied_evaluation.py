@@ -36,7 +36,7 @@ class Spy:
     """
 
     def __init__(self, reach: int = D, only: Callable[[Tensor], Tensor] | None = None, dies_after: int = -1) -> None:
-        self.reach, self.only, self.dies_after = reach, only, dies_after
+        self.reach, self.only, self._dies_after = reach, only, dies_after
         self.calls: list[tuple[int, list[int]]] = []
         self.keys: set[int] = set()
 
@@ -53,7 +53,7 @@ class Spy:
     ) -> AttackResult:
         wrong = model(x).argmax(1) != y
         if not wrong.all():
-            if len(self.calls) == self.dies_after:
+            if len(self.calls) == self._dies_after:
                 raise KeyboardInterrupt
             self.calls.append((ball.budget, rows.tolist()))
             self.keys.add(generator.initial_seed())

@@ -487,3 +487,15 @@ def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) 
     check(p, result)
     assert result.success.double().mean() >= 0.95
     assert (result.distance >= best[reach])[result.success].all()
+
+
+def test_a_declaration_that_cannot_be() -> None:
+    own: dict[str, Any] = {"random": False, "cascade": None, "cheap": {}, "strong": None, "white_box": False}
+    with pytest.raises(ValueError, match="got a second 'sparse_rs'"):
+        ell0.attacks.attack(**own, gradients_only=False)(ATTACKS["sparse_rs"].function)
+
+    def steepest() -> AttackResult:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="white_box must be True for an attack by gradients alone"):
+        ell0.attacks.attack(**own, gradients_only=True)(steepest)

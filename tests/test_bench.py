@@ -326,7 +326,7 @@ def test_a_command_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.
     [
         ("--threads", 0, "threads must satisfy 1 <= threads <= "),
         ("--seed", 2**64, f"seed must satisfy 0 <= seed < 2**64, got {2**64}"),
-        ("--device", "cuda", "device must be \"cpu\" where torch finds no CUDA GPU, got 'cuda'"),
+        ("--device", "cuda", "torch finds no CUDA GPU: device must be \"cpu\", got 'cuda'"),
         ("--out", "/dev/null/a.json", "out must be a name in a folder that can be written, got "),
     ],
 )
@@ -364,7 +364,7 @@ def test_scripts_need_torch_and_numpy_alone() -> None:
 def test_make_runs_the_benchmarks_and_then_writes_the_docs(reference: str, tmp_path: Path) -> None:
     given = ["--reference", reference] if reference else []
     for target, script, peer in (("bench", "layer", []), ("bench-attacks", "attacks", given)):
-        make = ["make", "--dry-run", target, f"REFERENCE={reference}"]
+        make = ["make", "--no-print-directory", "--dry-run", target, f"REFERENCE={reference}"]
         run = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
         *_, measured, tables, figures = (shlex.split(line)[1:] for line in run.stdout.splitlines())
         wanted = ["--require-mnist", "--threads", "2", *peer, "--out", f"results/bench-{script}-cpu.json"]

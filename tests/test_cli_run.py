@@ -70,10 +70,10 @@ def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     results.add(0.65, beta=10.0, **what)
     results.add(0.99, beta=10.0, split="validation", **what)
     for split, value in (("validation", 0.995), (None, 0.5)):
-        results.add(value, what="clean_accuracy", classifier="B", split=split)
+        results.add(value, what="clean_accuracy", classifier="B", split=split, n=20)
     _show(results)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "accuracy in %: sparse_rs, adaptive, values to 10, n = 9"
+    assert lines[0] == "accuracy in %: sparse_rs, adaptive, values to 10, n = 9; clean: n = 20"
     assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
 
 
@@ -132,8 +132,8 @@ def test_an_interrupt_says_how_to_go_on(
         (["attack", "torch.nn:Flatten", "--data", "digits", "--budget", "-1"], "budget must be an int >= 0, got -1"),
         (["attack", "torch.nn:Flatten", "--data", "digits", "--beta", "0"], "beta must be a number > 0, got 0"),
         (["data", "get", "mnits"], "did you mean 'mnist'?"),
-        (["report", "nowhere"], "one run folder that exists, got nowhere"),
-        (["report"], "one run folder that exists, got none"),
+        (["report", "nowhere"], "runs must be one run folder that exists, or out must be given, got nowhere"),
+        (["report"], "runs must be one run folder that exists, or out must be given, got none"),
     ],
 )
 def test_a_complaint_is_one_sentence(

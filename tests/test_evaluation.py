@@ -330,7 +330,7 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
         ({"attacks": {"a": Spy()}}, r"or Entry\(.*\), got .* as 'a'"),
         ({"budgets": []}, "budgets must be different ints"),
         ({"budgets": [1, 3]}, "budgets must be different ints from 0 to the ball's 2"),
-        ({"budgets": [0.5]}, "budgets must be different ints"),
+        ({"budgets": [0.5]}, "budgets must be an int >= 0, got 0.5"),
         ({"batch": 0}, "batch must be an int >= 1, got 0"),
         ({"seed": 0.5}, "seed must be an int, got 0.5"),
     ],

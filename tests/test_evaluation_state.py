@@ -35,7 +35,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(tmp_path: Path, dies_af
         evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=7, state_path=state)
     assert len(second.calls) == dies_after
     before = [*first.calls, *second.calls]
-    second.dies_after = -1
+    second._dies_after = -1
     again = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=5, state_path=state)
     assert_same(whole, again)
     calls = [(budget, row, name) for name, spy in attacks.items() for budget, row in each_row(spy.attack.calls)]  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_seconds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     _, second, attacks = two_spies(dies_after=1)
     with pytest.raises(KeyboardInterrupt):
         evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
-    second.dies_after = -1
+    second._dies_after = -1
     result = evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
     assert result.seconds == (4.0, float(len(second.calls)))
     assert len(second.calls) > 1
@@ -207,3 +207,11 @@ def test_bad_state_paths(tmp_path: Path) -> None:
     assert spy.calls == []
     evaluate_line(state_path=tmp_path / "state", attacks={"spy": Entry(Spy(reach=0), False)})
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+def test_settings_of_a_called_object_and_a_lambda(tmp_path: Path) -> None:
+    evaluate_line(attacks={"a": Entry(Spy(reach=2), False)}, state_path=tmp_path / "state")
+    with pytest.raises(ValueError, match="differs in: parameters of a"):
+        evaluate_line(attacks={"a": Entry(Spy(reach=3), False)}, state_path=tmp_path / "state")
+    with pytest.raises(ValueError, match="must be a named function for a run that can be resumed, got a lambda"):
+        evaluate_line(attacks={"a": Entry(lambda *a, **k: Spy()(*a, **k), False)}, state_path=tmp_path / "other")

@@ -34,6 +34,7 @@ from ell0.common import digest
 from ell0.evaluation import flags as flags_room
 from ell0.evaluation.state import State
 from ell0.parallel import ALONE, Team
+from ell0.precision import _SWITCHES
 from ell0.train.checkpoint import TrainingFolder
 from ell0.train.rows import AppendedRows, TrainingSet, search
 from small_training import read_log
@@ -78,8 +79,14 @@ def on_ranks(size: int, work: Callable[[Team], T]) -> list[T]:
                 barrier.abort()  # nobody waits for a rank that is gone
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(guarded, [Thread(rank, size, board, barrier) for rank in range(size)]))
+    # Torch's switches for float32 are those of the whole process, and threads put them back in any order.
+    before = [switch.fp32_precision for switch in _SWITCHES]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(guarded, [Thread(rank, size, board, barrier) for rank in range(size)]))
+    finally:
+        for switch, precision in zip(_SWITCHES, before, strict=True):
+            switch.fp32_precision = precision
 
 
 class Signs(nn.Module):

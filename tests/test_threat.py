@@ -5,6 +5,7 @@ import math
 from dataclasses import FrozenInstanceError
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -205,3 +206,7 @@ IMAGE = torch.zeros(2, 3, 2, 2)
 def test_bad_inputs(call: str, ball: L0Ball, x: Tensor, x_adv: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cast(Any, getattr(ball, call))(x, x_adv)
+
+
+def test_a_budget_of_numpy_becomes_an_int() -> None:
+    assert type(L0Ball(np.int64(3)).budget) is int  # type: ignore[arg-type]

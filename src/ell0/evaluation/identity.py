@@ -74,11 +74,11 @@ def of_attack(name: str, attack: Callable[..., Any]) -> str:
         raise ValueError(f"{name} must be a named function for a run that can be resumed, got a lambda: use partial")
     parameters = inspect.signature(attack).parameters.values()
     given = {p.name: p.default for p in parameters if p.default is not p.empty} | bound
-    if not hasattr(attack, "__qualname__"):  # an object that is called: its attributes are its settings
-        given |= vars(attack)
-    elif inspect.isfunction(attack):
-        held = inspect.getclosurevars(attack).nonlocals.items()
-        given |= {key: value for key, value in held if isinstance(value, bool | int | float | str)}
+    # The settings of an object that is called are its public attributes, those of a closure what it holds.
+    held: Mapping[str, Any] = {} if hasattr(attack, "__qualname__") else vars(attack)
+    held = inspect.getclosurevars(attack).nonlocals if inspect.isfunction(attack) else held
+    plain = (bool, int, float, str, Tensor)
+    given |= {k: value for k, value in held.items() if isinstance(value, plain) and not k.startswith("_")}
     texts = [of_value(f"an argument of {name}", value) for value in args]
     texts += [f"{k}={of_value(f'{k} of {name}', value)}" for k, value in given.items() if k not in _PER_CALL]
     return f"{_name(attack)}({', '.join(texts)})"
