@@ -202,17 +202,58 @@ def test_only_allowed_values_are_written(unit: Unit, values: Values) -> None:
         assert all((written == value)[changed].any() for value in (low, 1.25))
 
 
-def test_a_unit_that_comes_in_alone_gets_a_new_value() -> None:
+@pytest.mark.parametrize("values", ["corners", "black-white"])
+def test_a_unit_that_comes_in_alone_gets_a_new_value(values: Values) -> None:
     """Clean values lie on the corners, and a corner drawn at random would often change nothing."""
     x = torch.where(random(8, 3, 2, 3, seed=1) > 0, 1.0, -1.0)
     mutable = torch.tensor([True, False, True]).view(3, 1, 1)
     for frozen in (None, mutable):
         log = Log(constant)
         ball = L0Ball(2, "pixel", mutable=frozen)
-        sparse_rs(log, x, torch.zeros(8, dtype=torch.int64), ball, queries=80)
+        sparse_rs(log, x, torch.zeros(8, dtype=torch.int64), ball, queries=80, values=values)
         start, *candidates = log.asked[1:]
         for candidate in candidates:
             assert ((candidate != start) & (candidate != x)).flatten(1).any(1).all()
+
+
+def test_black_white() -> None:
+    """A pixel that moves alone has one end of the box in all its channels; the first ones and several have any."""
+    n, queries = 60, 200
+    low, high = -1 - torch.arange(3).view(3, 1, 1) / 10, torch.tensor(1.5)
+    x, y = torch.zeros(n, 3, 3, 4), torch.zeros(n, dtype=torch.int64)
+    log = Log(constant)
+    sparse_rs(log, x, y, L0Ball(8, "pixel", low, high), queries=queries, values="black-white")
+    start, *candidates = log.asked[1:]
+
+    def colours(points: Tensor, came: Tensor) -> Tensor:
+        """Of the pixels that came in, ``(n, 3, 4)`` True: 0 to 7, a bit for each channel."""
+        assert ((points == low) | (points == high)).movedim(1, 3)[came].all()
+        return ((points == high) * (1 << torch.arange(3)).view(3, 1, 1)).sum(1)[came]
+
+    held = (start != 0).any(1)
+    assert abs(chi2(colours(start, held).bincount(minlength=8).double())) < 5
+    drawn: dict[bool, list[Tensor]] = {False: [], True: []}
+    for query, candidate in enumerate(candidates, start=1):
+        drawn[moved(8, query, queries) == 1].append(colours(candidate, (candidate != 0).any(1) & ~held))
+    alone, several = (torch.cat(drawn[kind]).bincount(minlength=8) for kind in (True, False))
+    assert alone[1:7].sum() == 0
+    assert abs(chi2(alone[[0, 7]].double())) < 5
+    assert abs(chi2(several.double())) < 5
+    # A frozen channel stays, and the others go together.
+    log, mutable = Log(constant), torch.tensor([True, False, True]).view(3, 1, 1)
+    sparse_rs(log, x, y, L0Ball(1, "pixel", mutable=mutable), queries=20, values="black-white")
+    points = torch.stack(log.asked[3:])
+    assert not points[:, :, 1].any()
+    assert torch.equal(points[:, :, 0], points[:, :, 2])
+
+
+def test_black_white_features_are_corners() -> None:
+    x, y = rows_of("feature", 6)
+    for budget in (1, 4):
+        one, other = Log(steps), Log(steps)
+        sparse_rs(one, x, y, L0Ball(budget), queries=60, values="corners")
+        sparse_rs(other, x, y, L0Ball(budget), queries=60, values="black-white")
+        assert all(map(torch.equal, one.asked, other.asked))
 
 
 def test_rows_with_few_free_units_keep_to_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def test_the_paper() -> None:
     rates = [PAPER_CIFAR10.rates_of(epoch, 1)[0] for epoch in range(250)]
     assert rates == [rate for rate in PAPER_CIFAR10.rates for _ in range(25)]
     assert (rates[0], rates[-1], PAPER_CIFAR10.batch, PAPER_CIFAR10.weight_decay) == (0.2, 0.00025, 128, 5e-4)
+    assert (PAPER_CIFAR10.rounds, PAPER_CIFAR10.augment, PAPER_MNIST.rounds) == (True, "crop-flip-once", False)
 
 
 def test_cosine_rises_and_falls_to_nothing() -> None:
@@ -56,6 +58,7 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"warm_up": 0.1}, 'warm_up must be 0 for schedule="steps", got 0.1'),
         ({"schedule": "cosine", "rates": (0.1, 0.2)}, 'rates must be one for schedule="cosine", got (0.1, 0.2)'),
         ({"graph": 1}, "graph must be True or False, got 1"),
+        ({"rounds": 25}, "rounds must be True or False, got 25"),
     ],
 )
 def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -108,6 +111,15 @@ def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> No
         torch.testing.assert_close(eager.step(*rows(n, seed=i)), graph.step(*rows(n, seed=i)))
     assert same(eager.model, graph.model)
     assert eager.take() == graph.take()
+    addresses = [tensor.data_ptr() for tensor in graph.state().values()]
+    graph.restart()
+    assert addresses == [tensor.data_ptr() for tensor in graph.state().values()]
+    new = Stepper(copy.deepcopy(graph.model), config)
+    assert same(graph.state(), new.state())
+    for stepper in (new, graph):
+        stepper.rate.fill_(0.1)
+        stepper.step(*rows(20, seed=5))
+    assert same(new.model, graph.model)
 
 
 def test_half_precision_is_for_the_steps() -> None:
@@ -211,6 +223,37 @@ def test_x_prime_is_what_was_broken_and_is_made_anew(monkeypatch: pytest.MonkeyP
         assert torch.equal(labels, torch.cat([y, y[::3]])[orders[-1]])
     assert next(steps, None) is None
     assert len({tuple(order) for order in orders}) == 5
+
+
+@pytest.mark.parametrize("attack", [None, ATTACK])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_round_has_its_own_optimizer_and_batches(
+    monkeypatch: pytest.MonkeyPatch, rounds: bool, attack: partial[AttackResult] | None
+) -> None:
+    """What each step begins with and trains on, by epoch."""
+    stepped: list[tuple[bool, bytes]] = []
+    epochs: list[list[tuple[bool, bytes]]] = []
+    step = Stepper.step
+
+    def seen(stepper: Stepper, points: Tensor, labels: Tensor, weight: float) -> Tensor:
+        new = not any(tensor.any() for tensor in stepper.state().values())
+        stepped.append((new, points.numpy().tobytes()))
+        return step(stepper, points, labels, weight)
+
+    def progress(report: Step) -> None:
+        if report.what == "epoch":
+            epochs.append(stepped.copy())
+            stepped.clear()
+
+    monkeypatch.setattr(Stepper, "step", seen)
+    config = replace(CONFIG, epochs=7, refresh=3, rounds=rounds)
+    training = fit(network(), rows(), config, attack, progress=progress)
+    assert bool(training.epochs[-1].appended) == (attack is not None)
+    begins = [(epoch, i) for epoch, steps in enumerate(epochs) for i, (new, _) in enumerate(steps) if new]
+    assert begins == ([(0, 0), (3, 0), (6, 0)] if rounds else [(0, 0)])
+    batches = [tuple(points for _, points in steps) for steps in epochs]
+    assert len(set(batches)) == (3 if rounds else 7)
+    assert all((batches[e] == batches[e + 1]) == (rounds and e not in (2, 5)) for e in range(6))
 
 
 def test_seed_alone_gives_the_weights() -> None:

@@ -18,8 +18,11 @@ from ell0 import train
 from ell0.attacks import AttackResult
 from ell0.nn import InputTruncation
 from ell0.train import TrainConfig, fit
+from ell0.train import checkpoint as checkpoints
 from ell0.train.rows import AUGMENTS, Moves
 from small_training import CLASSES, CONFIG, Killed, images, run, same
+
+ALL_MOVES = [(moves, 9 if name == "shift" else 162) for name, moves in AUGMENTS.items()]
 
 
 def convolutions() -> nn.Module:
@@ -34,12 +37,13 @@ def moved_by_hand(image: Tensor, way: int, moves: Moves) -> Tensor:
     """The definition, for one image ``(channels, height, width)``."""
     shift, flips = divmod(way, 2) if moves.mirrored else (way, 0)
     top, left = divmod(shift, 2 * moves.reach + 1)
-    padded = F.pad(image[None], [moves.reach] * 4, mode="replicate" if moves.nearest else "constant")[0]
+    mode = "replicate" if moves.fill is None else "constant"
+    padded = F.pad(image[None], [moves.reach] * 4, mode, moves.fill)[0]
     crop = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
     return crop.flip(2) if flips else crop
 
 
-@pytest.mark.parametrize(("moves", "ways"), [(AUGMENTS["crop-flip"], 162), (AUGMENTS["shift"], 9)])
+@pytest.mark.parametrize(("moves", "ways"), ALL_MOVES)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)), data=st.data())
 def test_images_move_by_the_definition(
     moves: Moves, ways: int, shape: tuple[int, int, int], data: st.DataObject
@@ -51,7 +55,7 @@ def test_images_move_by_the_definition(
     assert torch.equal(moved, torch.stack(want))
 
 
-@pytest.mark.parametrize(("moves", "ways"), [(AUGMENTS["crop-flip"], 162), (AUGMENTS["shift"], 9)])
+@pytest.mark.parametrize(("moves", "ways"), ALL_MOVES)
 def test_every_way_to_move_is_drawn(moves: Moves, ways: int) -> None:
     counts = torch.bincount(moves.draw(ways * 100, torch.Generator().manual_seed(0)), minlength=ways)
     assert len(counts) == ways
@@ -83,14 +87,50 @@ def test_each_epoch_augments_x_and_x_prime_anew() -> None:
     assert sum(point.numpy().tobytes() not in mine for point in second[~sevens.any(1)]) > 10  # other draws
 
 
-def test_images_stopped_anywhere_go_on_to_the_same_bits(tmp_path: Path) -> None:
-    """The draws of the augmentation and the running statistics of batch norm come back."""
-    config = replace(CONFIG, augment="crop-flip")
+def test_images_moved_once_are_those_of_steps_and_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y), once = convolutions(), images(20), AUGMENTS["crop-flip-once"]
+    moved, calls, trained = Moves.moved, list[int](), list[Tensor]()
+    attacked = torch.zeros_like(x)
+
+    def counted(moves: Moves, points: Tensor, rows: Tensor, ways: Tensor) -> Tensor:
+        calls.append(len(rows))
+        return moved(moves, points, rows, ways)
+
+    def attack(_: object, points: Tensor, labels: Tensor, *, rows: Tensor, **__: object) -> AttackResult:
+        attacked[rows] = points
+        ones = torch.ones_like(labels)
+        return AttackResult(points + 7, ones == 1, ones, ones, points, ones.float())
+
+    monkeypatch.setattr(Moves, "moved", counted)
+    model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
+    config = TrainConfig(epochs=3, batch=40, rates=(0.1,), refresh=1, rounds=True, augment="crop-flip-once")
+    fit(model, (x, y), config, attack, validation=(x, y))
+    assert calls == [20]  # no step moves anything
+    for image, point in zip(x, attacked, strict=True):
+        assert any(torch.equal(moved_by_hand(image, way, once), point) for way in range(162))
+    assert (attacked != x).flatten(1).any(1).sum() > 15
+
+    def as_set(points: Tensor) -> set[bytes]:
+        return {point.numpy().tobytes() for point in points}
+
+    both = torch.cat([attacked, attacked + 7])
+    assert [as_set(points) for points in trained] == [as_set(attacked), as_set(both), as_set(both)]
+
+
+@pytest.mark.parametrize("given", [{"augment": "crop-flip"}, {"augment": "crop-flip-once", "rounds": True}])
+def test_images_stopped_anywhere_go_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """The draws of the augmentation and the running statistics of batch norm come back; a round begins anew."""
+    monkeypatch.setattr(checkpoints, "_SHARE", math.inf)
+    config = replace(CONFIG, **given)
     about: dict[str, Any] = {"config": config, "data": images(), "validation": images(9, seed=1)}
     whole = run(None, convolutions(), **about)
     assert float(whole.get_buffer("2.num_batches_tracked")) > 6
-    assert not same(whole, run(None, convolutions(), **(about | {"config": CONFIG})))
-    for stop in (1, 4, 9):
+    for key in given:
+        other = replace(config, **{key: getattr(CONFIG, key)})
+        assert not same(whole, run(None, convolutions(), **(about | {"config": other})))
+    for stop in (1, 3, 4, 8):
         out = tmp_path / str(stop)
         with pytest.raises(Killed):
             run(out, convolutions(), stop, **about)

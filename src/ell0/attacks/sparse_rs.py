@@ -14,7 +14,7 @@ from .declare import attack
 
 __all__ = ["Values", "sparse_rs"]
 
-Values = Literal["corners", "uniform"]
+Values = Literal["corners", "black-white", "uniform"]
 
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
@@ -51,7 +51,8 @@ def sparse_rs(
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
         queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
         alpha: share of the budget moved at the start of the schedule, in (0, 1].
-        values: what a changed number becomes: ``"corners"``, low or high (the paper's); ``"uniform"`` in the box.
+        values: what a changed number becomes: ``"corners"``, low or high; ``"black-white"``, too, but where a query
+            moves one unit, all its channels become low or all high (the paper's); ``"uniform"`` in the box.
         generator: gives the key of the random draws; default: seed 0.  rows: ``(n,)`` int64, global row ids.
         target: ``(n,)``, a wanted label for each row.  progress: called after each step.
 
@@ -63,7 +64,7 @@ def sparse_rs(
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must lie in (0, 1], got {alpha!r}")
     if values not in get_args(Values):
-        raise ValueError(f'values must be "corners" or "uniform", got {values!r}')
+        raise ValueError(f"values must be one of {', '.join(map(repr, get_args(Values)))}, got {values!r}")
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         for restart in range(restarts if ball.budget else 0):
             search = Search(victim, values, first=restart * queries)
@@ -104,7 +105,7 @@ class Search:
         start: Tensor | None = None,
         limit: int | None = None,
     ) -> None:
-        self._victim, self._uniform, self._moment, self._limit = victim, values == "uniform", first, limit
+        self._victim, self._kind, self._moment, self._limit = victim, values, first, limit
         self._clean, self._mutable = victim.units(victim.x), victim.units(victim.mutable)
         self._low, self._high = box or (victim.units(victim.low), victim.units(victim.high))
         self._at = at = victim.standing
@@ -184,18 +185,20 @@ class Search:
     def _values(self, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
         """New values ``(m, channels, s)`` for units ``(m, s)``, from random ``(m, s, channels + 2)``.
 
-        now: ``(m, channels, s)``; no unit gets its value of now, if there is another corner.
+        now: ``(m, channels, s)``, if a query moves one unit; none gets its value of now, if there is another corner.
         """
         low, high, mutable = (take(t, self._at, units) for t in (self._low, self._high, self._mutable))
         random = random.transpose(1, 2)
         mine = random[:, : low.shape[1]]
-        if self._uniform:
+        if self._kind == "uniform":
             value = (low + (high - low) * mine.to(low.dtype)).clamp(low, high)
         else:
+            one_end = self._kind == "black-white" and now is not None
+            mine = mine[:, :1].expand_as(low) if one_end else mine
             value = torch.where(mine < 0.5, low, high)
             if now is not None:
                 number = (random[:, -2:-1] * mutable.sum(1, keepdim=True)).long()
-                altered = mutable & (mutable.cumsum(1) - 1 == number)
+                altered = mutable if one_end else mutable & (mutable.cumsum(1) - 1 == number)
                 stuck = ((value == now) | ~mutable).all(1, keepdim=True)
                 value = torch.where(stuck & altered, torch.where(mine < 0.5, high, low), value)
         return torch.where(mutable, value, take(self._clean, self._at, units))

@@ -54,7 +54,7 @@ class TrainingArguments:
             raise ValueError(f"attack must be a callable, got {attack!r}")
         if attack is not None and config.refresh >= config.epochs:
             raise ValueError(f"refresh must be < epochs={config.epochs} for an attack to run, got {config.refresh}")
-        if self.objective is not None and config.precision == "bf16" and not getattr(self.objective, "rounds", False):
+        if self.objective is not None and config.precision == "bf16" and not getattr(self.objective, "bf16", False):
             raise ValueError('precision must not be "bf16" with an objective, which computes as it is written')
         return devices.pop()
 

@@ -103,6 +103,8 @@ def fit(
     becomes the broken rows with their true labels, without rows misclassified from the start. Until the next attack the
     epochs train on X and X' together, shuffled. A last batch is left out if it has fewer rows than ranks or, for a
     model with batch norm, fewer than two for each rank.
+    Differs from [Beliaev22]'s supplement: X and X' are shuffled together. There a batch of X mixes with its own rows of
+    X', and what is too much for it goes into batches at the end, less one row of each and the last that is not full.
 
     A killed training, called again with the same arguments and ``out``, resumes from its last checkpoint and ends with
     the weights of an undisturbed run, bit for bit on the CPU. A finished one loads its weights and returns.
@@ -137,7 +139,11 @@ def fit(
     log = [Epoch(**line) for line in about["log"]]
     if len(log) == config.epochs:
         return Training(tuple(log), about["seconds"])
-    rows = TrainingSet(data[0].to(device), data[1].to(device).long())
+    x, y = data[0].to(device), data[1].to(device).long()
+    if (moves := AUGMENTS.get(config.augment)) and moves.once:
+        ways = moves.draw(len(x), seeded(config.seed, "augment")).to(device)
+        x = moves.moved(x, torch.arange(len(x), device=device), ways)
+    rows = TrainingSet(x, y)
     data = rows.x, rows.y
     if validation is not None:
         validation = validation[0].to(device), validation[1].to(device)
@@ -177,6 +183,8 @@ class _TrainingRun(TrainingArguments):
                 optimizer = {name: tensor.clone() for name, tensor in self._stepper.state().items()}
                 self._stepper = self._build(batch_loss)
                 self._stepper.load(optimizer)
+            if self.config.rounds and self.config.batches_of(epoch) == epoch:
+                self._stepper.restart()
             attacks = self.attack is not None and self.config.attacks_before(epoch)
             self.log.append(self._epoch(epoch, self._append(epoch) if attacks else 0.0))
             self.team.once(partial(self.folder.log, list(map(asdict, self.log))))
@@ -233,7 +241,8 @@ class _TrainingRun(TrainingArguments):
 
     def _epoch(self, epoch: int, attack_seconds: float) -> Epoch:
         start, config, rows, device = time.perf_counter(), self.config, self.rows, self.rows.x.device
-        order = torch.randperm(len(rows), generator=seeded(config.seed, "order", epoch), device="cpu")
+        drawn = seeded(config.seed, "order", config.batches_of(epoch))
+        order = torch.randperm(len(rows), generator=drawn, device="cpu")
         rest = len(order) % config.batch
         if len(order) > rest and rest < self.least_rows:
             order = order[: len(order) - rest]
@@ -243,8 +252,9 @@ class _TrainingRun(TrainingArguments):
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
         batches = order.to(device).split(config.batch)
-        moves = AUGMENTS.get(config.augment)
-        ways = None if moves is None else moves.draw(len(order), seeded(config.seed, "augment", epoch)).to(device)
+        moves, ways = AUGMENTS.get(config.augment), None
+        if moves is not None and not moves.once:
+            ways = moves.draw(len(order), seeded(config.seed, "augment", epoch)).to(device)
         rates = config.rates_of(epoch, len(batches))
         with self.team.steps():
             for step, rate in enumerate(torch.tensor(rates, device=device)):

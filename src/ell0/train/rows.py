@@ -116,12 +116,13 @@ def _rows_of_a_call(x: Tensor) -> int:
 class Moves:
     """Shifts by up to ``reach`` pixels in both directions, each with its mirror image if ``mirrored``.
 
-    nearest: fill with the nearest pixel, otherwise with 0: truncation would spend its k on a black margin.
+    fill: what comes in at the edges; None: the nearest pixel.  once: before the first epoch, not in each step.
     """
 
     reach: int
     mirrored: bool
-    nearest: bool
+    fill: float | None
+    once: bool = False
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """One of the ways to move for each row: ``(rows,)`` int64, on the CPU so that every device gets the same."""
@@ -141,13 +142,15 @@ class Moves:
         channel = torch.arange(channels, device=points.device).view(1, -1, 1, 1)
         # One gather: no padded copy is made.
         moved = points[rows.view(-1, 1, 1, 1), channel, y.clamp(0, height - 1), x.clamp(0, width - 1)]
-        if self.nearest:
+        if self.fill is None:
             return moved
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        return torch.where(inside, moved, 0.0)
+        return torch.where(inside, moved, self.fill)
 
 
 AUGMENTS: dict[Augment, Moves] = {
-    "crop-flip": Moves(reach=4, mirrored=True, nearest=False),
-    "shift": Moves(reach=1, mirrored=False, nearest=True),
+    # Not filled with black: truncation would spend its k on the margin.
+    "crop-flip": Moves(reach=4, mirrored=True, fill=0.0),
+    "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
+    "shift": Moves(reach=1, mirrored=False, fill=None),
 }

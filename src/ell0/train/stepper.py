@@ -21,7 +21,7 @@ Equal ones compute the same."""
 class TrainingObjective(Protocol):
     """What a model learns in each epoch; a dataclass of its settings, so that a resumed training can compare them.
 
-    With an attribute ``rounds = True`` it may be trained in bf16: its losses are then called under autocast.
+    With an attribute ``bf16 = True`` it may be trained in bf16: its losses are then called under autocast.
     """
 
     def at(self, epoch: int, epochs: int) -> BatchLoss:
@@ -107,6 +107,11 @@ class Stepper:
         """Takes over what `state` returned."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+
+    def restart(self) -> None:
+        """Makes the optimizer a new one, in place: a graph keeps the addresses of its tensors."""
+        for tensor in self.state().values():
+            tensor.zero_()
 
     def _build(self, config: TrainConfig) -> torch.optim.Optimizer:
         """Only the fused kernels read the rate from the device, as a graph must."""

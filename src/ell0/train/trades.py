@@ -50,7 +50,7 @@ class Trades:
     loss: TradesLoss = "trades"
     weight: float = 6.0
 
-    rounds: ClassVar[bool] = True
+    bf16: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_count("budget", self.budget))
