@@ -17,6 +17,8 @@ from ell0.attacks.contract import Victim
 from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ell0.threat import Unit
 
+CHANNELS = InputScale.normalising((0.5, 0.4, 0.3), (0.25, 0.5, 0.125))
+
 
 class Row(nn.Module):
     """Two classes from one truncated sum: logits -f and f."""
@@ -76,7 +78,8 @@ def test_one_truncated_row_falls_to_its_closed_form(data: st.DataObject) -> None
 
 def test_values_inside_a_mask() -> None:
     g = Generator().manual_seed(0)
-    mask, linear = InputTruncation(100, 12).double(), nn.Linear(100, 4).double()
+    mask, linear = InputTruncation(100, 12, weighted=True).double(), nn.Linear(100, 4).double()
+    assert mask.weight is not None
     net = nn.Sequential(mask, linear)
     x = torch.rand(40, 100, generator=g, dtype=torch.float64) * 2 - 1
     with torch.no_grad():
@@ -98,7 +101,11 @@ def test_values_inside_a_mask() -> None:
         ([nn.Flatten(), TruncatedLinear(12, 3, 2)], TruncatedLinear),
         ([nn.Flatten(), TruncatedLinear(12, 3, 0)], None),
         ([nn.Flatten(), nn.Tanh(), TruncatedLinear(12, 3, 2)], None),
-        ([InputTruncation((3, 2, 2), 2), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
+        ([InputTruncation((3, 2, 2), 1), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
+        ([InputTruncation((3, 2, 2), 2, weighted=True), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
+        ([CHANNELS, InputTruncation((3, 2, 2), 1), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
+        ([InputClamp(), CHANNELS, nn.Flatten(), TruncatedLinear(12, 3, 2)], TruncatedLinear),
+        ([nn.Flatten(), InputScale(range(12), range(2, 14)), TruncatedLinear(12, 3, 2)], None),
         ([nn.Flatten(), nn.Linear(12, 3)], None),
         ([InputClamp(), nn.Flatten(), TruncatedLinear(12, 3, 2)], TruncatedLinear),
         ([nn.Flatten(), InputClamp(), InputTruncation(12, 2), nn.Linear(12, 3)], InputTruncation),

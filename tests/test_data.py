@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 from ell0 import data
 from ell0.data import SETS
 from ell0.data.sources import read_png
+from ell0.nn import InputScale
 
 Bytes = npt.NDArray[np.uint8]
 TRAIN, TEST = 50, 20
@@ -79,10 +80,37 @@ def test_every_set_is_complete() -> None:
     assert list(SETS) == ["digits", "mnist", "fashion-mnist", "cifar10"]
     for dataset in SETS.values():
         assert (len(dataset.classes), len(dataset.shape)) == (10, 3)
+        assert len(dataset.mean) == len(dataset.deviation) == dataset.shape[0]
         assert all(file.size and file.digest for file in dataset.files)
         if not dataset.package:
             assert dataset.sources[0].address.startswith("https://")
             assert not dataset.sources[-1].address.startswith("http")
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.3, 100.0])
+def test_the_box_is_that_of_the_papers_supplement(beta: float) -> None:
+    low, high = SETS["mnist"].box(beta)
+    assert (low.dtype, low.shape) == (torch.float32, (1, 1, 1))
+    assert torch.equal(torch.cat([low, high]).flatten(), torch.tensor([-beta, beta]))
+    cifar = SETS["cifar10"]
+    ends = cifar.box(beta)
+    assert all(end.shape == (3, 1, 1) for end in ends)
+    # MIN and MAX of the supplement, over all channels.
+    least, most = -2.429065704345703, 2.7537312507629395
+    wanted = [(least + most) / 2 + side * beta * (most - least) / 2 for side in (-1, 1)]
+    for end, number in zip(ends, wanted, strict=True):
+        normalised = InputScale.normalising(cifar.mean, cifar.deviation)(end.unsqueeze(0))
+        torch.testing.assert_close(normalised, torch.full_like(normalised, number), rtol=1e-5, atol=1e-5)
+    if beta == 100:
+        assert [round(number, 2) for number in wanted] == [-258.98, 259.3]
+        assert all(((end.abs() - 104.8).abs() < 2.5).all() for end in ends)
+
+
+def test_the_digits_have_their_mean_and_deviation() -> None:
+    x, _ = data.load("digits", "train+validation")
+    assert SETS["digits"].mean + SETS["digits"].deviation == tuple(
+        round(float(m((x + 1) / 2)), 4) for m in (torch.mean, torch.std)
+    )
 
 
 @pytest.mark.parametrize("gz", [False, True])

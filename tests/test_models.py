@@ -15,6 +15,7 @@ small_mlp: dict[str, Any] = {"in_features": 16, "hidden": (12, 6), "classes": 4}
 BUILDERS: list[Callable[[int], nn.Module]] = [
     lambda k: models.mlp(k, **small_mlp),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4),
+    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="input"),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="conv"),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="pixel"),
 ]
@@ -46,10 +47,10 @@ def test_vgg19_is_vgg19() -> None:
     layout = [str(m.out_channels) if isinstance(m, nn.Conv2d) else type(m).__name__[0] for m in features]
     block = "64BR64BRM 128BR128BRM 256BR256BR256BR256BRM 512BR512BR512BR512BRM 512BR512BR512BR512BRM"
     assert "".join(layout) == block.replace(" ", "")
-    assert isinstance(head, nn.Linear)
-    assert (head.in_features, head.out_features) == (512, 10)
-    # Sixteen convolutions with bias, their batch norms, the head, and the weight of the truncation.
-    assert sum(p.numel() for p in model.parameters()) == 20_024_384 + 11_008 + 5_130 + 3_072
+    assert isinstance(head, nn.Sequential)
+    assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    # Sixteen convolutions with bias, their batch norms, and the head; the truncation has no parameters.
+    assert sum(p.numel() for p in model.parameters()) == 20_024_384 + 11_008 + 512 * 513 + 2 * 512 + 5_130
     assert not any(isinstance(module, nn.Dropout) for module in model.modules())
     with torch.no_grad():
         assert model.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
@@ -77,7 +78,7 @@ def test_k_and_truncation_change_no_weights(build: Callable[[int], nn.Module]) -
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 5, 3), (2, 1, 1)])
 def test_small_cnn_takes_any_shape(shape: tuple[int, int, int]) -> None:
-    for k in (0, (math.prod(shape) - 1) // 2):
+    for k in (0, (math.prod(shape[1:]) - 1) // 2):
         assert models.small_cnn(k, in_shape=shape, classes=4)(torch.randn(2, *shape)).shape == (2, 4)
 
 
@@ -107,7 +108,7 @@ def test_the_first_convolution_may_truncate(
         assert type(plain.get_submodule("features.0")) is nn.Conv2d
         with pytest.raises(ValueError, match=rf"got k={most + 1} with terms of a field={2 * most + 1}"):
             build(most + 1, in_shape=(3, 32, 32), truncation=truncation)
-        with pytest.raises(ValueError, match='truncation must be "input", "conv" or "pixel", got \'row\''):
+        with pytest.raises(ValueError, match='truncation must be "channel", "input", "conv" or "pixel", got \'row\''):
             build(0, in_shape=(3, 32, 32), truncation="row")
 
 

@@ -17,6 +17,12 @@ inf, nan = math.inf, math.nan
 few = settings(max_examples=60, deadline=None)
 
 
+def weighted(features: int | tuple[int, ...], k: int, **how: Any) -> tuple[InputTruncation, nn.Parameter]:
+    layer = InputTruncation(features, k, weighted=True, **how)
+    assert layer.weight is not None
+    return layer, layer.weight
+
+
 def test_truncated_linear_starts_as_linear_and_leaves_the_generator_where_linear_does() -> None:
     for bias in (True, False):
         torch.manual_seed(3)
@@ -43,18 +49,24 @@ def test_truncated_linear_is_the_sorted_middle_plus_bias(k: int, shape: tuple[in
 def test_repr_shows_k() -> None:
     assert repr(TruncatedLinear(7, 5, k=2)) == "TruncatedLinear(in_features=7, out_features=5, bias=True, k=2)"
     assert repr(InputTruncation((1, 2, 4), k=3)) == "InputTruncation(features=(1, 2, 4), k=3)"
-    assert InputTruncation(5, 1).features == (5,)
-    for layer in (TruncatedLinear(7, 5, 2, device="meta", dtype=torch.float64), InputTruncation(7, 2, "meta")):
-        assert layer.weight.device.type == "meta"
+    assert repr(weighted(5, 1)[0]) == "InputTruncation(features=(5,), k=1, weighted=True)"
+    assert not list(InputTruncation(5, 1).parameters())
+    assert TruncatedLinear(7, 5, 2, device="meta", dtype=torch.float64).weight.device.type == "meta"
+    assert weighted(7, 2, device="meta")[1].device.type == "meta"
 
 
 @pytest.mark.parametrize("k", [0, 391, 392, -1, True, 1.0, "1"])
 def test_bounds_of_k(k: Any) -> None:
-    for build in (lambda: TruncatedLinear(784, 2, k), lambda: InputTruncation((1, 28, 28), k)):
+    for build, terms in (
+        (lambda: TruncatedLinear(784, 2, k), "in_features"),
+        (lambda: InputTruncation(784, k), "in_features"),
+        (lambda: InputTruncation((3, 28, 28), k), "values of a channel"),
+        (lambda: weighted((1, 28, 28), k), "in_features"),
+    ):
         if type(k) is int and 0 <= k < 392:
             build()
         else:
-            with pytest.raises(ValueError, match=rf"k must (be an integer|satisfy 0 <= 2\*k < in_features), got .*{k}"):
+            with pytest.raises(ValueError, match=rf"k must (be an integer|satisfy 0 <= 2\*k < {terms}), got .*{k}"):
                 build()
 
 
@@ -64,6 +76,70 @@ def stays(u: list[float], k: int) -> list[bool]:
     return [i not in gone for i in range(len(u))]
 
 
+numbers = st.sampled_from([-inf, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, inf, nan] + [1.0, 0.0] * 6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([(9,), (1, 7), (2, 5), (2, 2, 2), (3, 3, 3), (2, 1, 4, 3)]),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.data(),
+)
+def test_input_truncation_is_its_definition_in_float64(
+    shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    length = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+    channel = st.lists(numbers | st.floats(-3, 3, width=32), min_size=length, max_size=length)
+    channels, k = data.draw(st.lists(channel, min_size=2, max_size=2)), data.draw(st.integers(0, (length - 1) // 2))
+    channels *= math.prod(shape) // length  # two samples
+    kept = [stays(values, k) for values in channels]
+    spoilt = [k > 0 and any(map(math.isnan, values)) for values in channels]
+    wanted = [
+        [nan if bad else value if keep else 0.0 for value, keep in zip(values, keeps, strict=True)]
+        for values, keeps, bad in zip(channels, kept, spoilt, strict=True)
+    ]
+    passed = torch.tensor(kept) & ~torch.tensor(spoilt).unsqueeze(1)
+    x = torch.tensor(channels, dtype=dtype).view(2, *shape).requires_grad_()
+    out = InputTruncation(shape, k)(x)
+    assert torch.equal(
+        out.double().nan_to_num(9e9), torch.tensor(wanted, dtype=torch.float64).view_as(out).nan_to_num(9e9)
+    )
+    (slope,) = torch.autograd.grad(out, x, torch.full_like(out, 2.5))
+    assert torch.equal(slope.double(), 2.5 * (passed | (k == 0)).view_as(x))
+
+
+def test_an_infinity_that_is_removed_does_not_come_back() -> None:
+    layer, x = InputTruncation((2, 5), 1), torch.tensor([[[0.5, inf, -3.0, 3.0, 0.25], [1.0, 2.0, -inf, 3.0, inf]]])
+    x.requires_grad_()
+    out = layer(x)
+    assert out.tolist() == [[[0.5, 0.0, 0.0, 3.0, 0.25], [1.0, 2.0, 0.0, 3.0, 0.0]]]
+    (slope,) = torch.autograd.grad(out.square().sum(), x)
+    assert torch.equal(slope, 2 * out)
+
+
+def test_input_truncation_selects_what_autocast_would_round_together() -> None:
+    x = 1 + torch.arange(48).view(1, 3, 4, 4).flip(3) * 2.0**-20
+    with torch.autocast("cpu", torch.bfloat16):
+        out = InputTruncation((3, 4, 4), 2)(x)
+    assert torch.equal(out, InputTruncation((3, 4, 4), 2)(x.double()).float())
+
+
+def test_changed_pixels_leave_no_outlying_value_behind() -> None:
+    """8 pixels at the ends of the box; the variant across channels, with weights 1, lets 24 - 20 and more through."""
+    g = torch.Generator().manual_seed(0)
+    images = 5 * torch.rand(50, 3, 32, 32, generator=g) - 2.4
+    changed = images.clone().flatten(2)
+    for image in changed:
+        ends = torch.where(torch.rand(3, 8, generator=g) < 0.5, -258.98, 259.3)
+        image[:, torch.randperm(1024, generator=g)[:8]] = ends
+    changed = changed.view_as(images)
+    low, high = (end.clamp(*ends) for end, ends in zip(images.aminmax(), ((None, 0), (0, None)), strict=True))
+    out = InputTruncation((3, 32, 32), 10)(changed)
+    assert ((out >= low) & (out <= high)).all()
+    outlying = (weighted((3, 32, 32), 10)[0](changed).abs() > 200).flatten(1).sum(1)
+    assert 4 <= outlying.float().mean() < 6
+
+
 def truncated_by_hand(row: list[float], weight: list[float], k: int) -> list[float]:
     u = [0.0 if 0 in (a, b) and (math.isinf(a) or math.isinf(b)) else a * b for a, b in zip(row, weight, strict=True)]
     if any(map(math.isnan, u)):
@@ -71,49 +147,44 @@ def truncated_by_hand(row: list[float], weight: list[float], k: int) -> list[flo
     return [value if keep else 0.0 for value, keep in zip(u, stays(u, k), strict=True)]
 
 
-numbers = st.sampled_from([-inf, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, inf, nan] + [1.0, 0.0] * 6)
-
-
 @few
 @given(st.integers(0, 3), st.lists(st.lists(numbers, min_size=8, max_size=8), min_size=1, max_size=3), st.data())
-def test_input_truncation_is_the_definition(k: int, rows: list[list[float]], data: st.DataObject) -> None:
+def test_the_weighted_variant_is_its_definition(k: int, rows: list[list[float]], data: st.DataObject) -> None:
     weight = data.draw(st.lists(numbers.filter(lambda w: not math.isnan(w)), min_size=8, max_size=8))
-    layer = InputTruncation((2, 2, 2), k)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor(weight).view(2, 2, 2))
+    layer, parameter = weighted((2, 2, 2), k)
+    parameter.data = torch.tensor(weight).view(2, 2, 2)
     expected = torch.tensor([truncated_by_hand(row, weight, k) for row in rows]).view(-1, 2, 2, 2)
     torch.testing.assert_close(layer(torch.tensor(rows).view(-1, 2, 2, 2)), expected, equal_nan=True, rtol=0, atol=0)
 
 
 @few
 @given(st.integers(0, 3), st.integers(0, 2**31))
-def test_input_truncation_learns_through_what_stays(k: int, seed: int) -> None:
+def test_the_weighted_variant_learns_through_what_stays(k: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    layer = InputTruncation(8, k, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(8, generator=generator))
+    layer, weight = weighted(8, k, dtype=torch.float64)
+    weight.data = torch.randn(8, generator=generator, dtype=torch.float64)
     x = torch.randn(3, 8, generator=generator, dtype=torch.float64).round(decimals=0).requires_grad_()
     grad = torch.randn(3, 8, generator=generator, dtype=torch.float64)
-    keep = torch.tensor([stays(u, k) for u in (x * layer.weight).tolist()])
-    to_x, to_weight = torch.autograd.grad(layer(x), (x, layer.weight), grad)
-    torch.testing.assert_close(to_x, torch.where(keep, grad * layer.weight, 0.0))
+    keep = torch.tensor([stays(u, k) for u in (x * weight).tolist()])
+    to_x, to_weight = torch.autograd.grad(layer(x), (x, weight), grad)
+    torch.testing.assert_close(to_x, torch.where(keep, grad * weight, 0.0))
     torch.testing.assert_close(to_weight, torch.where(keep, grad * x, 0.0).sum(0))
 
 
 @pytest.mark.parametrize(("huge", "weight"), [(inf, 1.0), (-inf, 1.0), (1e38, 1.0), (5.0, inf), (inf, 0.0)])
 def test_a_removed_infinity_is_zero_forward_and_backward(huge: float, weight: float) -> None:
-    layer = InputTruncation(5, 1)
-    layer.weight.data[1] = weight
+    layer, parameter = weighted(5, 1)
+    parameter.data[1] = weight
     x = torch.tensor([[0.5, huge, -3.0, 3.0, 0.25]], requires_grad=True)
     out = layer(x)
-    to_x, to_weight = torch.autograd.grad(out.sum(), (x, layer.weight))
+    to_x, to_weight = torch.autograd.grad(out.sum(), (x, parameter))
     assert out[0, 1] == to_x[0, 1] == to_weight[1] == 0
     assert all(tensor.isfinite().all() for tensor in (out, to_x, to_weight))
     assert to_x.sum() == (3 if weight else 2)
 
 
 def test_nan_spoils_its_own_sample_only() -> None:
-    layer, x = InputTruncation((2, 3), 1), torch.ones(3, 2, 3)
+    layer, x = weighted((2, 3), 1)[0], torch.ones(3, 2, 3)
     x[1, 0, 0] = nan
     x.requires_grad_()
     out = layer(x)
@@ -130,7 +201,7 @@ def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
 
 
 def test_wrong_dtypes_and_devices_are_named() -> None:
-    layer = InputTruncation(5, 1)
+    layer, _ = weighted(5, 1)
     with pytest.raises(ValueError, match=r"x must have the dtype of weight \(torch\.float32\), got torch\.float64"):
         layer(torch.zeros(2, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"x must be on the device of weight \(cpu\), got meta"):
@@ -144,7 +215,7 @@ def test_features_must_be_positive_ints(features: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [TruncatedLinear(6, 4, 2), InputTruncation(6, 2)], ids=lambda layer: type(layer).__name__
+    "layer", [TruncatedLinear(6, 4, 2), InputTruncation(6, 2), weighted(6, 2)[0], InputScale(range(6), range(1, 7))]
 )
 def test_layers_can_be_traced_and_exported(layer: nn.Module) -> None:
     x = torch.randn(3, 6)
@@ -196,9 +267,33 @@ def test_input_scale_maps_its_ends_to_0_and_1_and_keeps_the_order(low: float, sp
     assert scale(x.float()).dtype == torch.float32
 
 
+@given(st.data())
+def test_input_scale_normalises_channel_by_channel(data: st.DataObject) -> None:
+    channels = data.draw(st.integers(1, 4))
+    mean, deviation = (
+        data.draw(st.lists(st.floats(low, 1, width=32), min_size=channels, max_size=channels)) for low in (-1, 0.125)
+    )
+    scale = InputScale.normalising(mean, deviation)
+    x = torch.linspace(-100, 100, 2 * channels * 6, dtype=torch.float64).view(2, channels, 3, 2)
+    columns = [torch.tensor(numbers, dtype=torch.float64).view(-1, 1, 1) for numbers in (mean, deviation)]
+    for points in (x, x.float()):
+        torch.testing.assert_close(scale(points), ((points + 1) / 2 - columns[0]).div(columns[1]).to(points.dtype))
+        torch.testing.assert_close(scale.inverse(scale(points)), points, rtol=1e-5, atol=1e-5)
+        assert (scale(points.sort(0).values).diff(dim=0) >= 0).all()
+    assert not scale.state_dict()
+    if channels > 1:
+        with pytest.raises(
+            ValueError, match=rf"x must have {channels} channels, as low has numbers, got shape \(2, 9\)"
+        ):
+            scale(torch.zeros(2, 9))
+    else:
+        assert scale(x.flatten(1)).shape == (2, 6)
+
+
 def test_input_scale_shows_its_ends_and_refuses_wrong_ones() -> None:
     assert "low=-1.0, high=-0.8" in repr(InputScale(-1.0, -0.8))
-    for low, high in ((1.0, 0.0), (0.5, 0.5), (nan, 1.0), (0.0, nan), (0.0, inf), (-inf, 0.0), (-1e308, 1e308)):
+    numbers: list[tuple[Any, Any]] = [(1.0, 0.0), (0.5, 0.5), (nan, 1.0), (0.0, nan), (0.0, inf), (-inf, 0.0)]
+    for low, high in (*numbers, (-1e308, 1e308), ((0.0, 1.0), (1.0, 1.0)), ((0.0, 1.0), 2.0), ((), ())):
         message = f"low must be below high, by a float32 number, got low={low!r} and high={high!r}"
         with pytest.raises(ValueError, match=re.escape(message)):
             InputScale(low, high)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ell0 import L0Ball, data, recipe
-from ell0.nn import InputClamp, TruncatedLinear
+from ell0.nn import InputClamp, InputScale, TruncatedLinear
 from ell0.recipe import models
 from ell0.results import Measurement, Row
 from ell0.train import PAPER_CIFAR10, PAPER_MNIST
@@ -80,6 +80,12 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ("epochs = 3", "epochs = 3\nseed = [0, 1]", "name must have {seed} if seed has several values, got"),
         ("k = 0\nhidden = [8]", "k = 0\nhidden = [0]", "hidden must be a list of values, each an int >= 1, got [0]"),
         ("k = 0\n", "k = 0\nclamp = [0, inf]\n", "model: clamp must be true, false or two numbers [low, high], low "),
+        (
+            "k = 0\n",
+            "k = 0\nclamp = [0, 1]\nnormalise = true\n",
+            "normalise must be false if clamp is two numbers, which",
+        ),
+        ("k = 0\n", "k = 0\nnormalise = [0.1]\n", "model: normalise must be true or false, got [0.1]"),
         ("k = 0\n", "k = 0\nclasses = 3\n", "unknown key 'classes'"),
         ("budgets = [1, 2]\nqueries", "budget = [1, 2]\nqueries", "budgets is missing; rename 'budget'?"),
         ("queries = [4, 8]", "queries = [4, 8]\nvalues = 'sum'", "measure 2: values must be"),
@@ -154,6 +160,25 @@ def test_a_classifier_has_several_seeds(tiny: Path) -> None:
     assert last.training.seed == loaded.seed
     assert [task.classifier for task in loaded.tasks if task.what == "worst_case"] == several
     assert len({replace(one.training, seed=0) for one in several}) == 1
+
+
+def test_normalise_takes_mean_and_deviation_from_the_data_set(tiny: Path) -> None:
+    edited(tiny, "k = 0\n", "k = 0\nnormalise = true\nclamp = true\n")
+    words = recipe.load(tiny).classifiers[0].model
+    with pytest.raises(
+        ValueError, match="normalise must be false for the rows of an npz file, whose mean is not known"
+    ):
+        models.fitted(words, (3, 4, 4), 3)
+    full = models.fitted(words, (3, 4, 4), 3, data.SETS["cifar10"])
+    network = recipe.model(json.loads(json.dumps({"model": full})))
+    clamp, scale, *rest = network.children()
+    assert (type(clamp), type(scale)) == (InputClamp, InputScale)
+    x = torch.rand(9, 3, 4, 4) * 4 - 2
+    means, deviations = (
+        torch.tensor(t).view(3, 1, 1) for t in (data.SETS["cifar10"].mean, data.SETS["cifar10"].deviation)
+    )
+    normal = ((x.clamp(-1, 1) + 1) / 2 - means) / deviations
+    torch.testing.assert_close(network(x), torch.nn.Sequential(*rest)(normal))
 
 
 def test_a_card_rebuilds_its_model(tiny: Path) -> None:

@@ -31,7 +31,7 @@ def linear(k: int = 3) -> Any:
 
 
 def elementwise(k: int = 3) -> Any:
-    return filled(InputTruncation((2, 3, 4), k))
+    return filled(InputTruncation((2, 3, 4), k, weighted=True))
 
 
 def slope(layer: nn.Module, x: Tensor, upstream: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from .ops.conv import count_terms
 from .threat import Unit
 
 Shape = tuple[int, int, int]  # channels, height, width
-Truncation = Literal["input", "conv", "pixel"]
-"""What a convolutional network truncates: its input, or the products or pixels that its first layer adds up."""
+Truncation = Literal["channel", "input", "conv", "pixel"]
+"""What a convolutional network truncates: each channel of its input, its input times trained numbers, or the products
+or pixels that its first layer adds up."""
 
 __all__ = ["cnn", "mlp", "small_cnn", "vgg19"]
 
@@ -41,24 +42,23 @@ def mlp(
 
 
 def vgg19(
-    k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32), truncation: Truncation = "input"
+    k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32), truncation: Truncation = "channel"
 ) -> nn.Sequential:
     """VGG(k): VGG-19 without dropout, its input truncated before the first convolution     ([Beliaev22] appendix).
 
     Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` truncates nothing; the
     other parameters have the same names, and from the same seed the same values, for every k and truncation.
 
-    The paper leaves the rest open. Chosen here: batch norm after each of the sixteen 3x3 convolutions (without it the
-    paper's learning rate of 0.2 diverges), and one linear layer on the 512 channels that five poolings leave.
-    Differs from the authors' code (mbeliaev1/robust-l0): its head is 512-512-10 with batch norm.
+    As in the paper's supplement: batch norm after each of the sixteen 3x3 convolutions, and a head of 512, batch norm,
+    ReLU and the classes on the 512 channels that five poolings leave.
 
     Args:
-        truncation: "input" puts an `InputTruncation` before the first convolution, as the paper does; "conv" and
-            "pixel" make that convolution a `TruncatedConv2d` with unit "feature" or "pixel", where k counts terms of
-            one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
+        truncation: "channel" puts an `InputTruncation` before the first convolution, as the paper does, and "input" its
+            weighted variant; "conv" and "pixel" make that convolution a `TruncatedConv2d` with unit "feature" or
+            "pixel", where k counts terms of one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
     """
     channels, height, width = _check_image(in_shape, 32, "five poolings")
-    _check_k(k, in_shape, truncation)
+    truncated = _truncation(k, in_shape, truncation)
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
@@ -66,8 +66,9 @@ def vgg19(
             features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
-    head = nn.Linear(channels * (height // 32) * (width // 32), classes)
-    return _classifier(k, in_shape, truncation, features, head)
+    first = nn.Linear(channels * (height // 32) * (width // 32), channels)
+    head = nn.Sequential(first, nn.BatchNorm1d(channels), nn.ReLU(), nn.Linear(channels, classes))
+    return _classifier(truncated, features, head)
 
 
 def cnn(
@@ -99,14 +100,14 @@ def cnn(
 
 
 def small_cnn(
-    k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8, truncation: Truncation = "input"
+    k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8, truncation: Truncation = "channel"
 ) -> nn.Sequential:
     """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k and truncation as in `vgg19`."""
     channels, *size = _check_image(in_shape)
-    _check_k(k, in_shape, truncation)
+    truncated = _truncation(k, in_shape, truncation)
     first, second = _convolution(channels, width, k, truncation), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
-    return _classifier(k, in_shape, truncation, [first, nn.ReLU(), second, nn.ReLU()], head)
+    return _classifier(truncated, [first, nn.ReLU(), second, nn.ReLU()], head)
 
 
 def _check_image(in_shape: Sequence[int], least: int = 1, why: str = "") -> tuple[int, ...]:
@@ -118,26 +119,25 @@ def _check_image(in_shape: Sequence[int], least: int = 1, why: str = "") -> tupl
     return tuple(in_shape)
 
 
-def _check_k(k: int, in_shape: Sequence[int], truncation: Truncation) -> None:
+def _truncation(k: int, in_shape: Sequence[int], truncation: Truncation) -> dict[str, nn.Module]:
+    """The layer before the first convolution, if there is one; raises unless k and truncation fit."""
     if truncation not in get_args(Truncation):
-        raise ValueError(f'truncation must be "input", "conv" or "pixel", got {truncation!r}')
-    if truncation == "input":
-        check_k(k, math.prod(in_shape))
-    else:
+        raise ValueError(f'truncation must be "channel", "input", "conv" or "pixel", got {truncation!r}')
+    if truncation in _UNITS:
         check_k(k, count_terms(in_shape[0], (3, 3), _UNITS[truncation]), "terms of a field")
+        return {}
+    layer = InputTruncation(in_shape, k, weighted=truncation == "input")
+    return {"truncation": layer} if k else {}
 
 
 _UNITS: dict[Truncation, Unit] = {"conv": "feature", "pixel": "pixel"}
 
 
 def _convolution(channels: int, wide: int, k: int, truncation: Truncation) -> nn.Conv2d:
-    if k == 0 or truncation == "input":
+    if k == 0 or truncation not in _UNITS:
         return nn.Conv2d(channels, wide, 3, padding=1)
     return TruncatedConv2d(channels, wide, 3, k, padding=1, unit=_UNITS[truncation])
 
 
-def _classifier(
-    k: int, in_shape: Sequence[int], truncation: Truncation, features: list[nn.Module], head: nn.Linear
-) -> nn.Sequential:
-    parts = {"truncation": InputTruncation(in_shape, k)} if k != 0 and truncation == "input" else {}
-    return nn.Sequential(OrderedDict(**parts, features=nn.Sequential(*features), flatten=nn.Flatten(), head=head))
+def _classifier(first: dict[str, nn.Module], features: list[nn.Module], head: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(**first, features=nn.Sequential(*features), flatten=nn.Flatten(), head=head))

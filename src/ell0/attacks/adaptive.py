@@ -21,7 +21,7 @@ __all__ = ["adaptive"]
 
 _SEARCH = 10**6  # number of the random search's first draw, above those of the steps before it
 _SWEEPS = 3  # rounds of swaps at most
-_INSIDE = 0.999  # of a mask's threshold: values just inside it
+_INSIDE = 0.999  # of the way from one threshold of a mask to the other: values just inside it
 
 
 @attack(
@@ -114,7 +114,7 @@ def _product(victim: Victim, clamp: InputClamp, scale: InputScale, layer: Trunca
         cut, now = torch.minimum(high, -low).clamp(min=0), source * (slope @ weight)
         moved = []
         for value in options:
-            numbers = scale(clamp(value)).flatten(1)
+            numbers = scale(clamp(victim.points(value))).flatten(1)
             # The share of a row's weights that reach a cut with a value of this size: (m, out).
             size = numbers.abs().mean(1).clamp(min=torch.finfo(numbers.dtype).tiny).unsqueeze(1)
             below = torch.searchsorted(sizes, (cut / size).T.contiguous()).T
@@ -134,28 +134,34 @@ def _product(victim: Victim, clamp: InputClamp, scale: InputScale, layer: Trunca
 
 def _mask(victim: Victim, clamp: InputClamp, scale: InputScale, layer: InputTruncation) -> _Scorer:
     """Scores through an element-wise mask: a number beyond the thresholds counts as 0, one just inside in full."""
-    weight = victim.units(layer.weight.detach().view(1, *victim.x.shape[1:]))
+    channels = layer.features[0] if layer.weight is None and len(layer.features) > 1 else 1
+    weight = torch.ones_like(victim.x[:1]) if layer.weight is None else layer.weight.detach().view_as(victim.x[:1])
 
-    def thresholds(numbers: Tensor) -> list[Tensor]:
-        """The smallest and the largest product that stays, ``(m, 1, 1)`` each. numbers: ``(m, channels, units)``."""
-        products = (weight * numbers).flatten(1).sort(1).values
-        return [products[:, place].view(-1, 1, 1) for place in (layer.k, -layer.k - 1)]
+    def sums(numbers: Tensor) -> Tensor:
+        """The products, those that compete with each other in a row: ``(m, channels, numbers of a channel)``."""
+        return (weight * numbers.reshape(-1, *weight.shape[1:])).view(len(numbers), channels, -1)
+
+    def thresholds(products: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest product of a channel that stays, ``(m, channels, 1)`` each."""
+        ordered = products.sort(2).values
+        return ordered[:, :, layer.k, None], ordered[:, :, -layer.k - 1, None]
 
     def moves(points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
         _, slope, source = victim.slopes(points, at, behind=layer)
-        slope, numbers = (victim.units(t.view_as(points)) for t in (slope, source))
-        least, most = thresholds(numbers)
+        now = sums(source)
+        least, most = thresholds(now)
 
-        def kept(value: Tensor) -> Tensor:
-            product = weight * value
-            return product.where((product >= least) & (product <= most), 0.0)
+        def kept(products: Tensor) -> Tensor:
+            return products.where((products >= least) & (products <= most), 0.0)
 
-        return [slope * (kept(scale(clamp(value))) - kept(numbers)) for value in options]
+        seen = (scale(clamp(victim.points(value))) for value in options)
+        gains = (slope.reshape(now.shape) * (kept(sums(numbers)) - kept(now)) for numbers in seen)
+        return [victim.units(victim.points(gain)) for gain in gains]
 
-    numbers = [
-        _INSIDE * cut / weight.where(weight != 0, 1.0) for cut in thresholds(victim.units(scale(clamp(victim.x))))
-    ]
-    ends = [scale.low + (scale.high - scale.low) * number for number in numbers]
+    least, most = thresholds(sums(scale(clamp(victim.x))))
+    step = (1 - _INSIDE) * (most - least)
+    divisor = weight.where(weight != 0, 1.0).view(1, channels, -1)
+    ends = [victim.units(scale.inverse(victim.points(end / divisor))) for end in (least + step, most - step)]
     low, high = victim.units(victim.low), victim.units(victim.high)
     return _Scorer(layer, moves, (torch.minimum(*ends).clamp(low, high), torch.maximum(*ends).clamp(low, high)))
 
@@ -202,12 +208,13 @@ def _scale(
     # A model that tells two samples apart while the layer gives the same output for both has a way around it.
     with layer.register_forward_hook(lambda _, __, output: torch.ones_like(output)):
         alone = _same(victim, sample, -sample)
-    features = layer.in_features if isinstance(layer, TruncatedLinear) else layer.weight.numel()
+    features = layer.in_features if isinstance(layer, TruncatedLinear) else math.prod(layer.features)
     if not answered or not alone or features != sample.numel() or [len(inputs) for inputs in seen] != [1]:
         return None
     got = seen[0][0].flatten()
     for scale in (InputScale(0.0, 1.0), *(layer for layer in layers if isinstance(layer, InputScale))):
-        if got.dtype == sample.dtype and torch.equal(got, scale(clamp(sample)).flatten()):
+        fits = not isinstance(scale.low, tuple) or len(scale.low) == sample.shape[1]
+        if fits and got.dtype == sample.dtype and torch.equal(got, scale(clamp(sample)).flatten()):
             return scale
     return None
 

@@ -67,7 +67,7 @@ class _Redirect(torch.autograd.Function):
 
 
 def _straight(layer: TruncatedLinear | TruncatedConv2d | InputTruncation | InputClamp) -> InputGradient:
-    if isinstance(layer, InputClamp):
+    if isinstance(layer, InputClamp) or layer.weight is None:
         return lambda grad, _: grad
     weight = layer.weight.detach()
     if isinstance(layer, TruncatedConv2d):

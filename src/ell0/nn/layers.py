@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,6 +17,7 @@ Dtype = torch.dtype | None
 # fx records a call of these as one node instead of tracing into them.
 fx.wrap("truncated_linear")
 fx.wrap("_truncate_input")
+fx.wrap("_by_channel")
 
 
 class TruncatedLinear(nn.Linear):
@@ -66,36 +67,67 @@ def prepared(model: nn.Module) -> Iterator[None]:
 
 
 class InputTruncation(nn.Module):
-    """Scales every feature of a sample and sets the k largest and k smallest products to 0.
+    """Sets the k largest and the k smallest values of each channel of a sample to 0; has no parameters.
 
-        u = weight * x,  out = 0 at the k largest and the k smallest entries of u, else u     ([Beliaev22] section 5)
+        out[c, p] = 0 where x[c, p] is one of the k largest or k smallest values of x[c], else x[c, p]
 
-    The paper's variant for convolutional networks, placed before the first convolution. The selection has no gradient.
-    At ties the lowest index of the flattened sample is removed first. 0 * inf is 0; a NaN makes its whole sample NaN.
+    The paper's truncation for convolutional networks ([Beliaev22] section 5), placed before the first convolution and
+    behind the normalisation, so that 0 is the mean of the channel. The selection has no gradient. At ties the lowest
+    index of the channel is removed first, the large side before the small one. A NaN makes its whole channel NaN.
+    Differs from the paper's supplement: ``torch.topk`` there leaves open which of tied values it removes, and may
+    remove one value on both sides.
 
     Args:
-        features: shape of one sample, such as ``(3, 32, 32)``, or its length.
-        k: features removed on each side, ``0 <= 2k < number of features``; ``k=0`` only scales.
+        features: shape of one sample, channels first, such as ``(3, 32, 32)``; a length or one size is one channel.
+        k: values removed on each side of a channel, ``0 <= 2k < values of a channel``; ``k=0`` removes nothing.
+        weighted: the variant with a trained number for every feature: of all products weight * x of the sample, those
+            that are not among the k largest and k smallest. There 0 * inf is 0, and a NaN makes the whole sample NaN.
     """
 
-    def __init__(self, features: int | Sequence[int], k: int, device: Device = None, dtype: Dtype = None) -> None:
+    weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        features: int | Sequence[int],
+        k: int,
+        *,
+        weighted: bool = False,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
         self.features = check_shape("features", (features,) if isinstance(features, int) else features)
-        check_k(k, math.prod(self.features))
+        one = weighted or len(self.features) == 1
+        check_k(k, math.prod(self.features[0 if one else 1 :]), "in_features" if one else "values of a channel")
         self.k = k
-        self.weight = nn.Parameter(torch.ones(self.features, device=device, dtype=dtype))
+        weight = nn.Parameter(torch.ones(self.features, device=device, dtype=dtype)) if weighted else None
+        self.register_parameter("weight", weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x and result: ``(n, *features)``."""
-        return _truncate_input(x, self.weight, self.k)
+        return _truncate_input(x, self.features, self.weight, self.k)
 
     def extra_repr(self) -> str:
-        return f"features={self.features}, k={self.k}"
+        return f"features={self.features}, k={self.k}" + ", weighted=True" * (self.weight is not None)
 
 
-def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
-    if x.shape[1:] != weight.shape:
-        raise ValueError(f"x must have shape (n, {', '.join(map(str, weight.shape))}), got {tuple(x.shape)}")
+def _truncate_input(x: Tensor, features: tuple[int, ...], weight: Tensor | None, k: int) -> Tensor:
+    if x.shape[1:] != features:
+        raise ValueError(f"x must have shape (n, {', '.join(map(str, features))}), got {tuple(x.shape)}")
+    if weight is not None:
+        return _truncate_products(x, weight, k)
+    if k == 0:
+        return x
+    with torch.no_grad():
+        values = x.flatten(2) if len(features) > 1 else x.unsqueeze(1)
+        spoilt = values.amax(-1, keepdim=True).isnan()
+        keep = (keep_mask(values, k, k) & ~spoilt).view(x.shape)
+        removed = torch.where(spoilt, torch.nan, 0.0).to(x.dtype).view(-1, spoilt.shape[1], *[1] * (x.ndim - 2))
+    # A choice, not a product: a removed infinity would come back as 0 * inf in the backward.
+    return torch.where(keep, x, removed)
+
+
+def _truncate_products(x: Tensor, weight: Tensor, k: int) -> Tensor:
     check_like(weight, x=x)
     with torch.no_grad():
         nothing = ((weight == 0) & x.isinf()) | (weight.isinf() & (x == 0))
@@ -103,7 +135,7 @@ def _truncate_input(x: Tensor, weight: Tensor, k: int) -> Tensor:
         spoilt = product.flatten(1).isnan().any(1).view(-1, *[1] * weight.ndim)
         keep = keep_mask(product.flatten(1), k, k).view(x.shape) & ~nothing | spoilt
         whole = torch.where(spoilt, torch.nan, torch.ones_like(spoilt, dtype=product.dtype))
-    # The factors are masked, not the product: a removed infinity would come back as 0 * inf in the backward.
+    # The factors are masked, for the same reason.
     return torch.where(keep, weight, 0.0) * torch.where(keep, x, 0.0) * whole
 
 
@@ -132,28 +164,60 @@ class InputClamp(nn.Module):
 
 
 class InputScale(nn.Module):
-    """Maps ``[low, high]`` linearly onto ``[0, 1]``; used after an `InputClamp` to a narrow box.
+    """Maps ``[low, high]`` linearly onto ``[0, 1]``, in each channel an interval of its own if several are given.
 
     A network learns more easily from numbers of the size of 1; it can express the same functions.
 
     Args:
-        low, high: numbers, ``low < high``, a float32 number apart. Default: the range of images here.
+        low, high: numbers, or as many numbers as x has channels (axis 1); ``low < high``, a float32 number apart.
+            Default: the range of images here.
     """
 
-    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+    _ends: Tensor  # (2, channels) of float64, if there are several channels
+
+    def __init__(self, low: float | Sequence[float] = -1.0, high: float | Sequence[float] = 1.0) -> None:
         super().__init__()
+        lows, highs = (tuple(end) if isinstance(end, Sequence) else (end,) for end in (low, high))
         numbers = torch.finfo(torch.float32)
-        if not numbers.tiny <= high - low <= numbers.max:
+        good = [numbers.tiny <= b - a <= numbers.max for a, b in zip(lows, highs, strict=False)]
+        if len(lows) != len(highs) or not good or not all(good):
             raise ValueError(f"low must be below high, by a float32 number, got low={low!r} and high={high!r}")
-        self.low, self.high = low, high
+        self.low: float | tuple[float, ...] = lows if len(lows) > 1 else lows[0]  # one interval fits rows of any shape
+        self.high: float | tuple[float, ...] = highs if len(lows) > 1 else highs[0]
+        if len(lows) > 1:
+            self.register_buffer("_ends", torch.tensor([lows, highs], dtype=torch.float64), persistent=False)
+
+    @classmethod
+    def normalising(cls, mean: Sequence[float], deviation: Sequence[float]) -> Self:
+        """Maps images in [-1, 1] to ``((x + 1) / 2 - mean) / deviation``; a number of each for every channel."""
+        low = [2 * number - 1 for number in mean]
+        return cls(low, [start + 2 * number for start, number in zip(low, deviation, strict=True)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and result: ``(n, ...)``."""
+        """x and result: ``(n, ...)``, or ``(n, channels, ...)``."""
+        low, high = self._interval(x)
         # Multiply: some devices round a division by a number differently.
-        return (x - self.low) * (1 / (self.high - self.low))
+        return (x - low) * (1 / (high - low))
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """What this layer maps to x, up to rounding; shapes as in ``forward``."""
+        low, high = self._interval(x)
+        return low + (high - low) * x
+
+    def _interval(self, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        if isinstance(self.low, tuple) or isinstance(self.high, tuple):
+            return _by_channel(x, self._ends, 0), _by_channel(x, self._ends, 1)
+        return self.low, self.high
 
     def extra_repr(self) -> str:
         return f"low={self.low}, high={self.high}"
+
+
+def _by_channel(x: Tensor, ends: Tensor, which: int) -> Tensor:
+    """A row of ends ``(2, channels)``, as it combines with x ``(n, channels, ...)``."""
+    if x.ndim < 2 or x.shape[1] != ends.shape[1]:
+        raise ValueError(f"x must have {ends.shape[1]} channels, as low has numbers, got shape {tuple(x.shape)}")
+    return ends[which].to(x.dtype).view(-1, *[1] * (x.ndim - 2))
 
 
 def check_shape(name: str, shape: object) -> tuple[int, ...]:

@@ -29,15 +29,16 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
     """Returns a copy of a model that truncates at its first layer with weights.
 
     A ``Linear`` becomes a `TruncatedLinear` with the same parameters, hooks and name. A ``Conv1d``, ``Conv2d`` or
-    ``Conv3d`` is replaced by ``nn.Sequential(InputTruncation, convolution)``. Modules that run before that layer may
-    have no weights, except BatchNorm and PReLU. They are not protected: a pooling, for example, spreads what the
-    attacker changed. Only the path through that layer is truncated; a ``UserWarning`` says if the input also reaches
-    the output by another path.
+    ``Conv3d`` is replaced by ``nn.Sequential(InputTruncation, convolution)``, which has the same parameters. Modules
+    that run before that layer may have no weights, except BatchNorm and PReLU. They are not protected: a pooling, for
+    example, spreads what the attacker changed. Only the path through that layer is truncated; a ``UserWarning`` says
+    if the input also reaches the output by another path.
 
         robust = truncate(resnet, k=10, input_shape=(3, 32, 32))
 
     Args:
-        k: terms removed on each side, ``0 <= 2k < in_features`` of the layer.
+        k: terms removed on each side, ``0 <= 2k < in_features`` of the Linear; before a convolution, values removed on
+            each side of every channel that it sees.
         input_shape: shape of one sample, without the batch dimension. A copy of the model runs in eval mode on two
             samples of zeros, which shows the layer that runs first. None: the features of the first Linear, for a
             model that takes rows.
@@ -197,8 +198,7 @@ def _truncate_before(
     layer: nn.Conv2d, model: nn.Module, k: int, search: _Search, input_shape: tuple[int, ...]
 ) -> nn.Module:
     """The model with a truncation before this convolution of it."""
-    truncation = InputTruncation(search.shape, k, device=layer.weight.device, dtype=layer.weight.dtype)
-    truncation.requires_grad_(layer.weight.requires_grad)
+    truncation = InputTruncation(search.shape, k)
     block = nn.Sequential(truncation, layer)
     block.training = truncation.training = layer.training
     if layer is model:

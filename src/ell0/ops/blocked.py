@@ -41,8 +41,9 @@ def between(terms: Tensor, high: Tensor, low: Tensor, ties_high: Tensor, ties_lo
     first = torch.where(high == low, ties_high, 0)
     high, low, ties_high, ties_low, first = (t.unsqueeze(-1) for t in (high, low, ties_high, ties_low, first))
     at_high, at_low = terms == high, terms == low
-    rank_low = at_low.cumsum(-1)
-    gone = (terms > high) | (at_high & (at_high.cumsum(-1) <= ties_high))
+    # torch would count in int64, which doubles the traffic.
+    rank_high, rank_low = (at.cumsum(-1, dtype=torch.int32) for at in (at_high, at_low))
+    gone = (terms > high) | (at_high & (rank_high <= ties_high))
     gone |= (terms < low) | (at_low & (rank_low > first) & (rank_low <= first + ties_low))
     return ~gone
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from .. import certify, models
+from ..data import DataSet
 from ..nn import InputClamp, InputScale
-from .toml import NUMBER, Kind, TomlTable, choice, many, whole
+from .toml import FLAG, NUMBER, Kind, TomlTable, choice, many, whole
 
 Make = Callable[..., nn.Module]
 NETWORKS: dict[str, Make] = {name: getattr(models, name) for name in models.__all__}
@@ -38,6 +39,10 @@ def read_models(table: TomlTable, known: Mapping[str, object] = MODELS) -> list[
     arguments: dict[str, Any] = {"name": name}
     if name in NETWORKS:
         arguments["clamp"] = table.take("clamp", _CLAMP, False)
+    if known is MODELS and name in NETWORKS and table.take("normalise", FLAG, False):
+        if isinstance(arguments["clamp"], tuple):
+            raise ValueError(f"{table.where}: normalise must be false if clamp is two numbers, which scales already")
+        arguments["normalise"] = True
     parameters, ks = _parameters(name), list[dict[str, Any]]()
     for key, kind in _kinds(name).items():
         default = parameters[key].default
@@ -76,10 +81,16 @@ def _kinds(name: str) -> dict[str, Kind[Any]]:
     return kinds
 
 
-def fitted(arguments: Mapping[str, Any], shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """The arguments with the shape of a row and the classes of the data."""
+def fitted(
+    arguments: Mapping[str, Any], shape: Sequence[int], classes: int, data: DataSet | None = None
+) -> dict[str, Any]:
+    """The arguments with the shape of a row and the classes of the data, and its mean and deviation to normalise by."""
     known = dict(zip(_FROM_DATA, (math.prod(shape), tuple(shape), tuple(shape), classes), strict=True))
     full = dict(arguments) | {key: value for key, value in known.items() if key in _parameters(arguments["name"])}
+    if arguments.get("normalise"):
+        if data is None:
+            raise ValueError("normalise must be false for the rows of an npz file, whose mean is not known")
+        full["normalise"] = data.mean, data.deviation
     # The base of an ablation sees twice the channels.
     seen = (2 * shape[0], *shape[1:])
     return full | ({"base": fitted(arguments["base"], seen, classes)} if "base" in arguments else {})
@@ -95,12 +106,14 @@ def build(arguments: Mapping[str, Any], seed: int | None = None) -> nn.Module:
 
 def _make(arguments: Mapping[str, Any]) -> nn.Module:
     given: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in arguments.items()}
-    make, clamp = MODELS[given.pop("name")], given.pop("clamp", False)
+    make, clamp, normalise = MODELS[given.pop("name")], given.pop("clamp", False), given.pop("normalise", None)
     network = make(**given | ({"base": _make(given["base"])} if "base" in given else {}))
-    if not clamp:
-        return network
-    clamps = [InputClamp(*clamp), InputScale(*clamp)] if isinstance(clamp, tuple) else [InputClamp()]
-    return nn.Sequential(*clamps, *network.children())
+    first: list[nn.Module] = []
+    if clamp:
+        first += [InputClamp(*clamp), InputScale(*clamp)] if isinstance(clamp, tuple) else [InputClamp()]
+    if normalise:
+        first.append(InputScale.normalising(*normalise))
+    return nn.Sequential(*first, *network.children()) if first else network
 
 
 def model(card: Mapping[str, Any]) -> nn.Module:

@@ -209,7 +209,7 @@ class _RecipeRun:
 
 
 def _fitted(one: Classifier, data: Splits) -> dict[str, Any]:
-    return fitted(one.model, data.train[0].shape[1:], data.classes)
+    return fitted(one.model, data.train[0].shape[1:], data.classes, data.description)
 
 
 def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Splits:
     test: LabelledRows
     classes: int
     digest: str  # of the rows that are measured
+    description: data.DataSet | None = None  # of a named set
 
     def __getitem__(self, name: str) -> LabelledRows:
         rows = self.validation if name == "validation" else self.test
@@ -60,4 +61,5 @@ def read_splits(source: DataSource, root: Path | str | None) -> Splits:
         raise ValueError(f"data.train_rows must be at most the {cut} rows there are to train on, got {rows}")
     validation = (x[cut:], y[cut:]) if source.validation else None
     classes = 1 + max(int(y[:rows].max()), int(test[1].max()))
-    return Splits((x[:rows], y[:rows]), validation, test, classes, digest(*test, *(validation or ())))
+    description = data.SETS.get(source.name or "")
+    return Splits((x[:rows], y[:rows]), validation, test, classes, digest(*test, *(validation or ())), description)
