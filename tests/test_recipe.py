@@ -63,8 +63,8 @@ def test_shipped_recipes() -> None:
 
 def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
     figure = recipe.load("mnist-fig1a")
-    assert [one.name for one in figure.classifiers] == [f"F({k})" for k in range(16)]
-    assert all(one.attack is None for one in figure.classifiers)
+    assert [one.name for one in figure.everyone()] == [f"F({k})" for k in range(16)]
+    assert all((one.attack, one.training) == (None, PAPER_MNIST) for one in figure.everyone())
     pairs = [(task.row["k"], task.row["budget"]) for task in figure.tasks if "budget" in task.row]
     assert sorted(pairs) == sorted([(0, m) for m in range(1, 16)] + [(k, k) for k in range(1, 16)])
 

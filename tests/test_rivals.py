@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations, product
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ell0 import L0Ball, certify, data, train
+from ell0 import L0Ball, certify, data, evaluate, train
+from ell0.attacks import sparse_rs
 from ell0.certify.ablation import RandomisedAblation, VotePrecision, changed_share, votes_needed
 from ell0.certify.partition import PartitionEnsemble, run_off, run_off_radius
 
@@ -177,6 +179,22 @@ def test_an_ablation_does_not_depend_on_the_batch() -> None:
     assert torch.equal(smoothed(x[order]), smoothed(x)[order])
     assert torch.equal(smoothed(x).sum(1), torch.full((9,), 20.0))
     assert not torch.equal(smoothed.radius(x, y, generator=seeded(9)), whole)
+
+
+def test_an_attack_queries_the_votes_of_the_same_copies() -> None:
+    x, watch = torch.randint(-63, 64, (9, 1, 2, 3), generator=seeded(3)) / 64, whim(7, 0.6)
+    smoothed = RandomisedAblation(watch, 2, selection=31).eval()
+    votes = smoothed(x)
+    shown = torch.stack(watch.seen).abs().sum(2) > 0  # (rows, copies, height, width)
+    assert torch.equal(shown, shown[:1].expand(9, 31, 2, 3))  # a row by itself, with the copies of every row
+    assert (shown.sum((2, 3)) == 2).all()
+    assert len(shown[0].unique(dim=0)) > 10
+    assert torch.equal(votes.long(), torch.stack([F.one_hot(watch.answer(copies), 3).sum(0) for copies in watch.seen]))
+    ball, y = L0Ball(2, low=-1.0, high=1.0), votes.argmax(1)
+    attacked = [evaluate(smoothed, x, y, ball, {"rs": partial(sparse_rs, queries=8)}, batch=batch) for batch in (9, 2)]
+    assert torch.equal(attacked[0].verdict, attacked[1].verdict)
+    assert len(attacked[0].verdict.unique()) == 2
+    assert not any("random outputs" in flag for flag in attacked[0].flags)
 
 
 @st.composite

@@ -1,10 +1,16 @@
-"""Draws docs/figures/*.svg from results files: `python tools/figures.py`; ``--check`` says whether one is stale."""
+"""Draws docs/figures/*.svg from results files.
+
+python tools/figures.py            # draw every figure anew
+python tools/figures.py --check    # exit code 1 if one is stale
+python tools/figures.py NAME ...   # draw some: a NAME is a key of ``FIGURES``
+"""
 
 from __future__ import annotations
 
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,27 +56,59 @@ def mnist() -> str:
         "randomised ablation, proven": points("mnist-rivals", ["ablation(45)"], (1, 4, 8, 10, 16, 20), **proven),
     }
     series = [Series(name, style, some) for style, (name, some) in enumerate(lines.items())]
+    return alone("MNIST", "pixels set to any value", series)
+
+
+def swept(file: str, lines: dict[str, list[str]]) -> str:
+    """Sparse-RS over budgets, with the paper's points.  lines: words -> the classifiers at the budgets 0, 1, 2, ..."""
+    results, series = Results.load(ROOT / "results" / f"{file}.json"), []
+    for style, (words, names) in enumerate(lines.items()):
+        rows = results.select(what="clean_accuracy", classifier=names[0])
+        attacked = {"what": "robust_accuracy", "attack": "sparse_rs"}
+        rows += [results.find(**attacked, classifier=name, budget=m) for m, name in enumerate(names) if m]
+        found, paper = [], []
+        for row in rows:
+            m, (value, low, high) = row.get("budget", 0), (100 * row[key] for key in ("value", "low", "high"))
+            found.append(ChartPoint(m, value, low, high, f"{m} changed: {value:.1f} %"))
+            if row.paper is not None and row.get("budget"):
+                paper.append(ChartPoint(m, 100 * row.paper, words=f"{m} changed: {100 * row.paper:.1f} %"))
+        series.append(Series(words, style, found, paper))
+    return alone(file, f"Sparse-RS, {rows[-1]['queries']:,} queries, values within 100, n = {rows[-1].n:,}", series)
+
+
+def mnist_fig1a() -> str:
+    """Figure 1a of the paper: F(k) against budget k, and F(0), trained without an attack."""
+    lines = {"F(k), k = changed pixels": [f"F({k})" for k in range(16)], "F(0)": ["F(0)"] * 16}
+    return swept("mnist-fig1a", lines)
+
+
+def mnist_fig1b() -> str:
+    """Figure 1b of the paper: F(10) and F(0), trained adversarially."""
+    return swept("mnist-fig1b", {f"{name}, adversarial training": [name] * 16 for name in ("F(10)", "F(0)")})
+
+
+def alone(title: str, note: str, series: list[Series]) -> str:
+    """Accuracy over changed pixels, drawn as on the page of a report, with a background and a legend."""
     y = Axis("test images still right", ends=(0, 100), unit=" %")
-    return alone(Chart("MNIST", "pixels set to any value", Axis("changed pixels"), y, series))
-
-
-def alone(chart: Chart) -> str:
-    """A chart as a file of its own: drawn and coloured as on the page of a report, with a background and a legend."""
+    chart = Chart(title, note, Axis("changed pixels"), y, series)
     css = (ROOT / "src" / "ell0" / "report" / "page.css").read_text()
     colours = css[: css.index("\n}\n", css.index("@media")) + 3]
-    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark)) \{.*$", css, re.MULTILINE)
+    rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark|mark\.paper)) \{.*$", css, re.MULTILINE)
     style = Markup("\n".join([colours, "svg { font-family: sans-serif; }", *rules]))
     return charts.TEMPLATES.from_string(FILE).render(chart=chart, style=style, legend_mark=charts.legend_mark)
 
 
+FIGURES: dict[str, Callable[[], str]] = {"mnist": mnist, "mnist-fig1a": mnist_fig1a, "mnist-fig1b": mnist_fig1b}
+
+
 def main(words: list[str]) -> int:
-    path = ROOT / "docs" / "figures" / "mnist.svg"
-    new = mnist()
-    if words == ["--check"]:
-        return int(not path.exists() or path.read_text() != new)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(new)
-    return 0
+    check, folder = words == ["--check"], ROOT / "docs" / "figures"
+    folder.mkdir(exist_ok=True)
+    drawn = {folder / f"{name}.svg": FIGURES[name]() for name in FIGURES if check or not words or name in words}
+    stale = {path: new for path, new in drawn.items() if not path.exists() or path.read_text() != new}
+    for path, new in stale.items() if not check else ():
+        path.write_text(new)
+    return int(bool(stale) if check else not drawn)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,10 @@ class RandomisedAblation(nn.Module, Certifier):
     ``(n, d)``.
 
     In training mode the result is that of ``base`` on one ablated copy of each row, drawn anew in every call from
-    torch's own generator, as dropout does. In eval mode it is the votes of ``selection`` copies, ``(n, classes)``, the
-    same pixels seen in every row, so that rows do not depend on the batch.
+    torch's own generator, as dropout does. In eval mode it is the votes of ``selection`` copies, ``(n, classes)``.
+    Which pixels they see is drawn with a fixed seed, the same for all rows and calls. The copies of a row go through
+    ``base`` by themselves, so the answer depends on the row alone, to the bit: the classifier as it would be deployed,
+    whose margin in votes an attack can query.
 
     A radius counts pixels and holds for any value, with probability ``confidence`` over the draws, by the lower bound
     of Clopper and Pearson. It is -1 where the copies that choose give another class, or those that estimate leave its
@@ -45,7 +47,8 @@ class RandomisedAblation(nn.Module, Certifier):
         base: sees ``(n, 2 * channels, height, width)`` or ``(n, 2 * d)``: the channels ``(1 + x) / 2``, then
             ``(1 - x) / 2``, both 0 where a pixel is hidden, which no value of x is.
         keep: pixels seen.
-        selection, samples: copies that choose the class, and others that estimate its probability.
+        selection, samples: copies that choose the class, and others that estimate its probability. ``passes`` is the
+            former, ``forwards`` the sum.
         confidence: with which a radius holds, for each row by itself.
         precision: of ``base`` on the copies that vote; ``"bf16"`` rounds its products (autocast), which makes another
             ``base``, of which the same holds.
@@ -70,15 +73,17 @@ class RandomisedAblation(nn.Module, Certifier):
             raise ValueError(f'precision must be "fp32" or "bf16", got {precision!r}')
         self.base, self.keep = base, check_count("keep", keep)
         self.selection, self.samples = check_count("selection", selection), check_count("samples", samples)
-        self.confidence, self.precision, self.forwards = confidence, precision, selection + samples
+        self.confidence, self.precision = confidence, precision
+        self.passes, self.forwards = self.selection, self.selection + self.samples
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)`` or ``(n, d)``; result: ``(n, classes)``."""
         if self.training:
             noise = torch.rand(len(x), self._pixels(x), device=x.device)
             return _logits(self.base, x, smallest(noise, self.keep).unsqueeze(0))
-        alike = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return self._votes(x, Draws(None, alike[:1]), alike, range(self.selection), 4096).to(x.dtype)
+        alike = torch.zeros(1, dtype=torch.int64, device=x.device)
+        seen, base = self._seen(x, Draws(None, alike), alike, range(self.selection)), self._voter(x)
+        return torch.cat([self._count(base, row, seen) for row in x.split(1)]).to(x.dtype)
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:  # noqa: ARG002
         """The radius of a row for whose label all samples vote."""
@@ -109,18 +114,23 @@ class RandomisedAblation(nn.Module, Certifier):
 
     def _votes(self, x: Tensor, draws: Draws, at: Tensor, queries: range, batch: int) -> Tensor:
         """How many of a row's copies each class gets: ``(n, classes)``.  at: positions of the rows in ``draws``."""
-        units, step = self._pixels(x), max(1, batch // len(x))
-        # On a GPU alone, where it is faster: elsewhere the answer is that of the very base.
-        base = folded(self.base) if x.is_cuda else self.base
+        step, base = max(1, batch // len(x)), self._voter(x)
+        parts = [queries[start : start + step] for start in range(0, len(queries), step)]
+        return reduce(torch.add, (self._count(base, x, self._seen(x, draws, at, part)) for part in parts))
 
-        def count(queries: range) -> Tensor:
-            moments = torch.arange(queries[0], queries[-1] + 1, device=x.device).unsqueeze(1)
-            bits = draws.bits(at, moments, units)
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                logits = _logits(base, x, smallest(bits, self.keep))
-            return tally(logits.argmax(1).view(bits.shape[:2]), logits.shape[1])
+    def _voter(self, x: Tensor) -> nn.Module:
+        # Folded on a GPU alone, where it is faster: elsewhere the answer is that of the very base.
+        return folded(self.base) if x.is_cuda else self.base
 
-        return reduce(torch.add, (count(queries[start : start + step]) for start in range(0, len(queries), step)))
+    def _seen(self, x: Tensor, draws: Draws, at: Tensor, queries: range) -> Tensor:
+        """Which pixels each copy sees: ``(copies, len(at), units)`` bool."""
+        moments = torch.arange(queries[0], queries[-1] + 1, device=x.device).unsqueeze(1)
+        return smallest(draws.bits(at, moments, self._pixels(x)), self.keep)
+
+    def _count(self, base: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            logits = _logits(base, x, seen)
+        return tally(logits.argmax(1).view(len(seen), len(x)), logits.shape[1])
 
     def _pixels(self, x: Tensor) -> int:
         units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]

@@ -137,18 +137,19 @@ class Dense:
 
             top_m(w s) = min over t of m t + sum_j (w_j s_j - t)_+  <=  m far cut + sum_j s_j (w_j - cut)_+
 
-        by t = far * cut, where far is the longest step of the row. With past = w beyond its cut, 0 within, the sums are
-        (range @ |past| +- (above - below) @ past) / 2, for rise and fall. The weight of an output that comes 2m-th by
-        size is a good cut: about half of the larger ones have a step to go.
+        by t = far * cut, where far is the longest step of the row. With up = (w - cut)_+ and down = (-w - cut)_+, the
+        sums are range @ up - below @ (up - down) for the rise and range @ down + below @ (up - down) for the fall. The
+        weight of an output that comes 2m-th by size is a good cut: about half of the larger ones have a step to go. Its
+        own gradient is that of the larger ones (clamp's, at a tie): without it networks learn less.
         """
-        numbers = min(budget * reach.channels, reach.x.shape[1])
-        rank = max(1, min(2 * numbers, reach.x.shape[1]))
+        value, numbers = self.value(reach.x), min(budget * reach.channels, reach.x.shape[1])
+        if not numbers:
+            return value, value
+        rank = min(2 * numbers, reach.x.shape[1])
         cut = self.weight.detach().abs().topk(rank, 1).values[:, -1:]
-        past = self.weight - torch.minimum(torch.maximum(self.weight, -cut), cut)
+        up, down = (self.weight - cut).clamp(min=0), (-self.weight - cut).clamp(min=0)
         below, above = reach.x - reach.low, reach.high - reach.x
         ranges = (reach.high - reach.low)[: 1 if reach.alike else None]
-        most = numbers * torch.maximum(below, above).amax(1, keepdim=True) * cut.T
-        both, tilt = F.linear(ranges, past.abs()), F.linear(above - below, past)
-        fall, rise = (most + ((both + sign * tilt) / 2).clamp(min=0) for sign in (-1, 1))
-        value = self.value(reach.x)
+        most, tilt = numbers * torch.maximum(below, above).amax(1, keepdim=True) * cut.T, F.linear(below, up - down)
+        rise, fall = most + F.linear(ranges, up) - tilt, most + F.linear(ranges, down) + tilt
         return value - fall, value + rise
