@@ -13,16 +13,16 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ell0 import recipe
-from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, WORST_CASE, Measurement, Results
+from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, WORST_CASE, Measurement, Results, Share
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NONE = "-"
+NONE, MISSING = "-", "not measured"
 
 
 class Files(dict[str, Results]):
@@ -31,6 +31,14 @@ class Files(dict[str, Results]):
     def __missing__(self, name: str) -> Results:
         self[name] = Results.load(ROOT / "results" / f"{name}.json")
         return self[name]
+
+    def seek(self, *names: str, **entries: Any) -> Measurement | None:
+        """The one measurement with these entries, of the first file that has it; None if none of them is there yet."""
+        for name in names:
+            path = ROOT / "results" / f"{name}.json"
+            if path.exists() and (self.get(name) or Results.load(path)).select(**entries):
+                return self[name].find(**entries)
+        return None
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ def measured(files: Iterable[Results]) -> str:
     for one in files:
         commit = f", commit {one.commit}" if one.commit else ""
         places.setdefault(one.device, []).append(f"`{one.command}`{commit}")
+    if not places:
+        return "nothing measured yet."
     return "measured " + "; ".join(f"on {device} by {'; '.join(commands)}" for device, commands in places.items()) + "."
 
 
@@ -146,23 +156,6 @@ def attacks_reference(files: Files) -> MarkdownTable:
     ]
     note = f"n = {ours.n:,} and {near.n:,}; the speed of sparse_rs counts the attack's own work, without the model's"
     return MarkdownTable(["", "ell0", "reference", "faster"], lines, note)
-
-
-def mnist_table2(files: Files) -> MarkdownTable:
-    """Table 2 of the paper on MNIST: median pixels that Pointwise changes, ours and foolbox's."""
-    lines = []
-    for name, beta in ((name, beta) for name in ("F(10)", "F(0)") for beta in (100.0, 1.0)):
-        which = {"what": "median_distance", "classifier": name, "beta": beta}
-        once, often, one, ten = (
-            row
-            for file in ("mnist-table2", "mnist-foolbox")
-            for row in sorted(files[file].select(**which), key=lambda row: row["repeats"])
-        )
-        nearest = f"{ten.value:g}" if ten["repeats"] == 10 else f"{ten.value:g} (of {ten['repeats']})"
-        cells = [f"{value:g}" for value in (once.value, often.value, one.value)]
-        lines.append([f"{name}, values within {beta:g}", *cells, nearest, f"{once.paper:g}"])
-    head = ["median changed pixels", "one run", "nearest of 10", "foolbox, one run", "foolbox, nearest of 10", "paper"]
-    return MarkdownTable(head, lines, f"n = {once.n:,}, foolbox {one.n:,}")
 
 
 def mnist_training(files: Files) -> MarkdownTable:
@@ -257,7 +250,7 @@ def classifiers(file: str, names: dict[str, str]) -> Rows:
 
 def boxes(budgets: Sequence[int]) -> dict[str, Entries]:
     """Clean accuracy, and the worst case at these budgets within two boxes of values."""
-    worst = of(attack=WORST_CASE, unit="feature")
+    worst = of(attack=WORST_CASE, unit="feature", over=None)
     return {"clean": of(what="clean_accuracy")} | {
         f"{m} changed within {beta:g}": of(**worst, budget=m, beta=beta) for beta in (1.0, 100.0) for m in budgets
     }
@@ -304,6 +297,174 @@ def certified(head: str, sources: Rows, budgets: Sequence[int], rivals: str) -> 
     return make
 
 
+@dataclass(frozen=True)
+class Printed:
+    """A number of the paper, and where ours stands.
+
+    value: a share or count; text if it is not to be compared.  n: rows of the paper's share.
+    files, which: results files, of which the first that has ours counts, and its entries.
+    why: a reason of its own for not being measured.  never: titles of columns that it has no place in.
+    """
+
+    words: str
+    value: float | str
+    files: Sequence[str]
+    which: Entries
+    n: int | None = None
+    why: str = ""
+    never: Sequence[str] = ()
+
+    def agrees(self, found: Measurement) -> bool:
+        """Whether the paper's number lies in our interval, or ours in the paper's."""
+        assert not isinstance(self.value, str)
+        theirs = Share(round(self.value * self.n), self.n) if self.n else None
+        inside = theirs is not None and theirs.low <= found.value <= theirs.high
+        return inside or found.get("low", found.value) <= self.value <= found.get("high", found.value)
+
+    def verdict(self, found: dict[str, Measurement]) -> str:
+        """Under which titles of measurements the numbers agree."""
+        if isinstance(self.value, str) or not found:
+            return NONE
+        titles = [title for title, one in found.items() if self.agrees(one)]
+        if titles:
+            return "yes" if len(titles) == len(found) else ", ".join(titles)
+        sides = {"higher" if one.value > self.value else "lower" for one in found.values()}
+        return f"no, {' or '.join(sorted(sides))} here"
+
+
+def waiting(lines: Sequence[Sequence[str | Measurement]]) -> list[str]:
+    """The words below a table in which a figure is missing."""
+    return [f"{MISSING}: the run is still to come"] if any(MISSING in line for line in lines) else []
+
+
+def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | None = None, note: str = "") -> Make:
+    """Numbers of the paper, one a line, beside ours. columns: titles, and further entries or other files of ours."""
+    columns = columns or {"here": {}}
+
+    def make(files: Files) -> MarkdownTable:
+        heads, lines = [head, "paper", *columns, "n", "agrees", "command"], [line(files, one) for one in numbers]
+        words = [note, "in brackets 95 % intervals, of times the shortest and longest", *waiting(lines)]
+        return MarkdownTable(heads, lines, "; ".join(filter(None, words)))
+
+    def line(files: Files, one: Printed) -> list[str]:
+        found = {}
+        for title, more in columns.items():
+            asked = {"files": one.files, **one.which, **more}
+            row = files.seek(*asked.pop("files"), **asked)
+            if row is not None:
+                found[title] = replace(row, paper=None)
+        printed = one.value
+        if not isinstance(printed, str):
+            like = Measurement.of(**{"what": "share", **one.which}, value=printed)
+            printed = f"{100 * printed:.4g} %" if kind_of(like) == "share" else shown(like)
+        none = {
+            title: NONE if title in one.never else f"{MISSING}: {one.why}" if one.why else MISSING for title in columns
+        }
+        cells = [shown(found[title]) if title in found else none[title] for title in columns]
+        rows = " / ".join(f"{n:,}" for n in sorted({row.n for row in found.values() if row.n})) or NONE
+        commands = [files[name].command for name in one.files if name in files and found]
+        commands += [f"ell0 run {name}" for name in one.files[::-1] if name in recipe.names()]
+        return [one.words, printed, *cells, rows, one.verdict(found), f"`{commands[0]}`" if commands else NONE]
+
+    return make
+
+
+TABLE_1 = {
+    ("F(0)", 3): (0, 0, 0), ("F(0)", 5): (0, 0, 0), ("F(0)", 8): (0, 0, 0),
+    ("F(10)", 3): (0.9551, 0.9473, 0.9297), ("F(10)", 5): (0.9355, 0.8965, 0.8184),
+    ("F(10)", 8): (0.8594, 0.7324, 0.5879),
+    ("VGG(0)", 3): (0.6445, 0.5273, 0.3965), ("VGG(0)", 8): (0.5292, 0.4023, 0.2636),
+    ("VGG(10)", 3): (0.7773, 0.7167, 0.6777), ("VGG(10)", 8): (0.7070, 0.6133, 0.5313),
+}  # fmt: skip
+"""Robust accuracies of the paper's Table 1 by classifier and budget, for 300, 1,000 and 5,000 queries."""
+CLEAN_1 = {"F(0)": 0.9802, "F(10)": 0.9873, "VGG(0)": 0.8768, "VGG(10)": 0.8727}
+TABLE_2 = {
+    "F(0)": (1, 13), "F(0) base": (1, 13), "F(10)": (17, 21), "VGG(0)": (2, 3), "VGG base": (2, 3), "VGG(10)": (11, 17)
+}  # fmt: skip
+"""Medians of the paper's Table 2 for beta = 100 and 1; it is not said which network without truncation is meant."""
+
+
+def sources(classifier: str, table: int) -> Sequence[str]:
+    """The results files of a classifier in a table of the paper: CIFAR-10 is run a network at a time, or as a whole."""
+    if classifier.startswith("F"):
+        return [f"mnist-table{table}"]
+    part = "base" if classifier == "VGG base" else recipe.slug(classifier)
+    return [f"cifar-table{table}-{part}", f"cifar-table{table}"]
+
+
+def paper_table_1(names: Sequence[str], columns: dict[str, Entries], **which: Any) -> Make:
+    """Table 1 of the paper. Columns of other files are about another training of F(10) or VGG(10)."""
+    search = of(what="robust_accuracy", attack="sparse_rs", beta=100.0, **which)
+    attacked = [title for title, more in columns.items() if more.get("over") or more.get("values")]
+    numbers = []
+    for name in names:
+        where = of(files=sources(name, 1), never=[] if "10" in name else [t for t in columns if "files" in columns[t]])
+        clean = of(classifier=name, what="clean_accuracy")
+        more = {**where, "never": [*where["never"], *attacked]}
+        numbers.append(Printed(f"{name}, clean", CLEAN_1[name], which=clean, n=10_000, **more))
+        for m, shares in ((m, shares) for (one, m), shares in TABLE_1.items() if one == name):
+            for queries, share in zip((300, 1000, 5000), shares, strict=True):
+                entries = of(**search, classifier=name, budget=m, queries=queries)
+                words = f"{name}, {m} changed, {queries:,} queries"
+                numbers.append(Printed(words, share, which=entries, n=512, **where))
+    note = "Sparse-RS with values within 100; the paper's intervals are those of 512 images"
+    return beside("Table 1", numbers, columns, note)
+
+
+def paper_table_2(names: Sequence[str], ways: dict[str, Entries]) -> Make:
+    """Medians by each way of counting, in bold where the paper's agrees."""
+
+    def make(files: Files) -> MarkdownTable:
+        numbers = {}
+        for name in names:
+            for beta, median in zip((100.0, 1.0), TABLE_2[name], strict=True):
+                entries = of(classifier=name, what="median_distance", beta=beta)
+                numbers[f"{name}, within {beta:g}"] = Printed("", median, sources(name, 2), entries)
+        lines = [["paper", *(f"{one.value:g}" for one in numbers.values())]]
+        lines += [[words, *(cell(files, one, way) for one in numbers.values())] for words, way in ways.items()]
+        command = f"`ell0 run {sources(names[0], 2)[-1]}`"
+        note = f"{command}; bold where the paper's number lies in the interval; in brackets 95 % intervals"
+        return MarkdownTable(["median, Pointwise", *numbers], lines, "; ".join([note, *waiting(lines)]))
+
+    def cell(files: Files, one: Printed, way: Entries) -> str:
+        asked = {"files": one.files, **one.which, **way}
+        found = files.seek(*asked.pop("files"), **asked)
+        if found is None:
+            return MISSING
+        words = f"{shown(replace(found, paper=None))}, n = {found.n:,}"
+        return f"**{words}**" if one.agrees(found) else words
+
+    return make
+
+
+def paper_figure_1(files: Files) -> MarkdownTable:
+    """Figure 1 of the paper, which prints no numbers: robust accuracy over budgets."""
+    search = of(what="robust_accuracy", attack="sparse_rs", queries=1000, beta=100.0, over=None)
+    lines = []
+    for m in range(1, 16):
+        asked = [("mnist-fig1a", "F(0)"), ("mnist-fig1a", f"F({m})"), ("mnist-fig1b", "F(0)"), ("mnist-fig1b", "F(10)")]
+        found = [files.seek(file, classifier=name, budget=m, **search) for file, name in asked]
+        lines.append([f"{m}", *(MISSING if one is None else replace(one, paper=None) for one in found)])
+    trained = []
+    for file in ("mnist-fig1a", "mnist-fig1b"):
+        time = files.seek(file, what="epoch_seconds", classifier="F(0)")
+        trained.append(f"{file[-2:]} by `ell0 run {file}`" + ("" if time is None else f", {time.n} epochs"))
+    head = ["changed = k_adv", "1a: F(0)", "1a: F(k), k = k_adv", "1b: F(0)", "1b: F(10)"]
+    return MarkdownTable(
+        head, lines, "; ".join(["Sparse-RS, 1,000 queries, values within 100", *trained, *waiting(lines)])
+    )
+
+
+def paper_theorem_2(files: Files) -> MarkdownTable:
+    """Theorem 2 of the paper where it applies."""
+    lines = []
+    for n in (10, 20, 50, 100, 300):
+        asked = ("c1", "c2", "alpha_trunc_bound", "alpha_opt_bound")
+        found = [files.seek("theory", what=what, decay=0.0, log10_d=n) for what in asked]
+        lines.append([f"1e{n}", *("does not apply" if one is None else f"{one.value:.3f}" for one in found)])
+    return MarkdownTable(["d", "c_1", "c_2", "log_d k_trunc, at least", "log_d k*, at most"], lines)
+
+
 def mean(rows: Iterable[Measurement]) -> float:
     return statistics.mean(row.value for row in rows)
 
@@ -326,7 +487,7 @@ def layers(file: str, kinds: dict[str, Entries]) -> Rows:
     return {words: (file, which) for words, which in kinds.items()}
 
 
-SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature")
+SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature", over=None)
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
 VGG = classifiers("cifar-table1-100", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"})
 DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
@@ -343,10 +504,11 @@ TABLES: dict[str, Make] = {
             for m in (3, 5, 8)
         },
         {f"Sparse-RS, {q:,} queries": of(**SEARCH, queries=q) for q in (300, 1000, 5000)}
-        | {f"all attacks, values within {beta:g}": of(attack=WORST_CASE, beta=beta) for beta in (100.0, 1.0)},
+        | {
+            f"all attacks, values within {beta:g}": of(attack=WORST_CASE, beta=beta, over=None) for beta in (100.0, 1.0)
+        },
         "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps",
     ),
-    "mnist-table2": mnist_table2,
     "mnist-training": mnist_training,
     "mnist-front": mnist_baselines(5),
     "mnist-baselines": mnist_baselines(3, 5, 8),
@@ -486,6 +648,100 @@ TABLES: dict[str, Make] = {
         },
         {"times F(0)": of(unit="x")},
         "medians",
+    ),
+    "paper-table1-mnist": paper_table_1(
+        ["F(0)", "F(10)"],
+        {"of all rows": of(over=None), "of the rows classified rightly": of(over="right")},
+        values="corners",
+    ),
+    "paper-table1-cifar": paper_table_1(
+        ["VGG(0)", "VGG(10)"],
+        {
+            "of all rows": of(over=None),
+            "of the rows classified rightly": of(over="right"),
+            "any colour": of(over=None, values="corners"),
+            "another training": of(over=None, files=["cifar-table1-again"]),
+        },
+        values="black-white",
+        unit="pixel",
+    ),
+    "paper-table2-mnist": paper_table_2(
+        ["F(0)", "F(0) base", "F(10)"],
+        {
+            f"{words}, {'the fewest of 10 runs' if repeats == 10 else 'one run'}": of(**way, repeats=repeats)
+            for words, way in {
+                "as the authors counted": of(rule="foolbox-flat", count="fallen"),
+                "changed pixels": of(rule="foolbox-flat", count="changed"),
+                "as the authors counted, noise pixel by pixel": of(rule="foolbox", count="fallen"),
+                "changed pixels, noise pixel by pixel": of(rule="foolbox", count="changed"),
+                "changed pixels, our rule": of(rule=None, count=None),
+            }.items()
+            for repeats in ((10,) if way["rule"] == "foolbox" else (10, 1))
+        }
+        | {"changed pixels, foolbox 3.3.4 itself, one run": of(files=["mnist-foolbox"], repeats=1)},
+    ),
+    "paper-table2-cifar": paper_table_2(
+        ["VGG(0)", "VGG base", "VGG(10)"],
+        {
+            f"{words}, the fewest of 10 runs": of(rule="foolbox", count=count, repeats=10)
+            for words, count in (
+                ("as the authors counted", "fallen"),
+                ("changed pixels", "positions"),
+                ("changed numbers", "changed"),
+            )
+        },
+    ),
+    "paper-figure1": paper_figure_1,
+    "paper-theorem2": paper_theorem_2,
+    "paper-text": beside(
+        "text",
+        [
+            Printed(
+                f"base classifier on MNIST, {words}", 0.993, [file], of(classifier=name, what="clean_accuracy"), 10_000
+            )
+            for words, file, name in (
+                ("trained as the paper says", "mnist-baselines", "F(0) plain"),
+                ("larger rate, images moved", "mnist-base", "F(0) base, moved"),
+            )
+        ]
+        + [Printed("base classifier, CIFAR-10", 0.91, ["cifar-base"], of(classifier="VGG base", what="clean_accuracy"))]
+        + [
+            Printed(
+                f"ABS, 12 changed within {beta:g}, 10,000 queries",
+                share,
+                "mnist-abs",
+                of(classifier="ABS", what="robust_accuracy", attack="sparse_rs", budget=12, queries=10_000, beta=beta),
+            )
+            for beta, share in ((1.0, 0.45), (100.0, 0.0))
+        ]
+        + [Printed("ABS, 12 changed within 1, as its authors report it", 0.78, [], {}, why="a figure of another paper")]
+        + [
+            Printed(
+                f"{words}, rho within {beta:g}",
+                rho,
+                f"mnist-{file}",
+                of(classifier=name, what="median_distance", beta=beta),
+            )
+            for words, file, name, beta, rho in (
+                ("ABS", "abs", "ABS", 1.0, 22),
+                ("ABS, by the caption of Table 2", "abs", "ABS", 1.0, 21),
+                ("ABS", "abs", "ABS", 100.0, 1),
+                ("randomised ablation, as its authors report it", "ablation", "ablation(45)", 1.0, 31),
+            )
+        ]
+        + [
+            Printed(f"epoch of F({k})", words, ["bench-train-h200"], of(unit="seconds", what="epoch", k=k))
+            for k, words in ((0, "0.5 s"), (10, "29-30 s"), (1, "26-27 s"))
+        ]
+        + [
+            Printed(f"epoch of {name}", words, sources(name, 1), of(what="epoch_seconds", classifier=name))
+            for name, words in (("VGG(0)", "13-14 s"), ("VGG(10)", "32-33 s"))
+        ]
+        + [
+            Printed(f"training of {name}", "roughly 5 days", files, of(classifier=name, what="training_seconds"))
+            for name, files in (("F(10)", ["mnist-f10"]), ("VGG(10)", sources("VGG(10)", 1)))
+        ],
+        note="the paper's epochs on an RTX-3080, its trainings on two GTX-1080",
     ),
 }
 
