@@ -118,10 +118,10 @@ def stop_and_go_on(make: Callable[[], nn.Module], stops: tuple[int, ...], most: 
 
 
 def check_resume() -> None:
-    """The same bits as without a stop, statistics and dropout included; and an augmented bf16 run of convolutions."""
+    """The same bits as without a stop, statistics and dropout included; and a bf16 run in rounds on moved images."""
     make = partial(network, norm=True)
     stop_and_go_on(make, (0, 1, 3, 6, 8), 0.0, data=rows(330), config=CONFIG, validation=rows(100, seed=1))
-    config = replace(CONFIG, augment="crop-flip", precision="bf16", attack_precision="bf16")
+    config = replace(CONFIG, rounds=True, augment="crop-flip-once", precision="bf16", attack_precision="bf16")
     # Else a convolution may sum its gradients in any order.
     with torch.backends.cudnn.flags(deterministic=True):
         stop_and_go_on(convolutions, (1, 4, 8), 1e-3, data=images(330), config=config, validation=None)

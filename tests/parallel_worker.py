@@ -34,7 +34,7 @@ from ell0.train import TrainConfig
 
 BALL = L0Ball(3, low=-100.0, high=100.0)
 # 1,294 rows, and then those of X': the last batch is odd, and on four ranks one of them may have no row in it.
-CONFIG = TrainConfig(epochs=7, batch=129, rates=(0.002,), optimizer="adam", refresh=3, attack_batch=500)
+CONFIG = TrainConfig(epochs=7, batch=129, rates=(0.002,), optimizer="adam", refresh=3, rounds=True, attack_batch=500)
 ATTACK = partial(sparse_rs, ball=BALL, queries=20)
 
 

@@ -89,6 +89,7 @@ def test_each_epoch_augments_x_and_x_prime_anew() -> None:
 
 def test_images_moved_once_are_those_of_steps_and_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y), once = convolutions(), images(20), AUGMENTS["crop-flip-once"]
+    x *= 0.9
     moved, calls, trained = Moves.moved, list[int](), list[Tensor]()
     attacked = torch.zeros_like(x)
 
@@ -109,6 +110,7 @@ def test_images_moved_once_are_those_of_steps_and_attacks(monkeypatch: pytest.Mo
     for image, point in zip(x, attacked, strict=True):
         assert any(torch.equal(moved_by_hand(image, way, once), point) for way in range(162))
     assert (attacked != x).flatten(1).any(1).sum() > 15
+    assert attacked.min() == -1
 
     def as_set(points: Tensor) -> set[bytes]:
         return {point.numpy().tobytes() for point in points}
