@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from ell0 import L0Ball
 from ell0.attacks.contract import Victim
-from ell0.attacks.pointwise import pointwise, reset_units
+from ell0.attacks.pointwise import Rule, pointwise, pointwise_counts, reset_units
 from ell0.threat import Unit
 from oracle import Sums, network, optimum, random
 
@@ -64,12 +64,12 @@ def resets(x: Tensor, x_adv: Tensor, unit: Unit) -> list[tuple[Tensor, Tensor]]:
 
 
 @cases
-@given(problems(), st.integers(0, 4))
+@given(problems(), st.integers(0, 4), st.sampled_from(get_args(Rule)))
 def test_no_single_reset_keeps_a_result_adversarial_and_the_budget_only_judges(
-    problem: tuple[Any, Tensor, Tensor, L0Ball, Tensor | None], budget: int
+    problem: tuple[Any, Tensor, Tensor, L0Ball, Tensor | None], budget: int, rule: Rule
 ) -> None:
     model, x, y, ball, target = problem
-    result = pointwise(model, x, y, ball, repeats=3, target=target)
+    result = pointwise(model, x, y, ball, repeats=3, rule=rule, target=target)
     errs = criterion(model, y, target)
     assert torch.equal(errs(result.x_adv), result.success)
     for changed, back in resets(x, result.x_adv, ball.unit):
@@ -77,7 +77,7 @@ def test_no_single_reset_keeps_a_result_adversarial_and_the_budget_only_judges(
     low, high, _ = ball.box(x)
     moved = result.x_adv != x
     assert (moved <= ((result.x_adv == low) | (result.x_adv == high))).all()
-    held = pointwise(model, x, y, replace(ball, budget=budget), repeats=3, target=target)
+    held = pointwise(model, x, y, replace(ball, budget=budget), repeats=3, rule=rule, target=target)
     within = result.success & (result.distance <= budget)
     assert torch.equal(held.success, within)
     assert torch.equal(held.x_adv[within], result.x_adv[within])
@@ -150,3 +150,97 @@ def test_units_go_back_in_the_order_given() -> None:
         assert (victim.queries <= 2 * 40).all()  # blocks double, and are bisected
     for points, units in zip(left[:, 0], order, strict=True):
         assert points.nonzero().squeeze(1).tolist() == sorted(units[-2:].tolist())
+
+
+def watched(model: Any, asked: list[Tensor]) -> Any:
+    def ask(x: Tensor) -> Tensor:
+        asked.append(x)
+        answer: Tensor = model(x)
+        return answer
+
+    return ask
+
+
+def test_foolbox_draws_noise_for_a_position_and_takes_back_single_numbers() -> None:
+    """One channel is not looked at: its numbers go back, and those of the others stay."""
+
+    def model(x: Tensor) -> Tensor:
+        return torch.stack([torch.full_like(x[:, 0, 0, 0], 1.5), x[:, :2].abs().flatten(1).sum(1)], 1)
+
+    x, y, asked = torch.zeros(5, 3, 4, 5), torch.zeros(5, dtype=torch.int64), list[Tensor]()
+    result = pointwise(watched(model, asked), x, y, L0Ball(60), repeats=2, rule="foolbox")
+    assert (result.distance == 2).all()
+    assert (result.x_adv[:, 2] == 0).all()
+    # The clean check comes first, then noise that begins with few positions.
+    noises = [points for points in asked[1:] if (points == points[:, :1]).all()]
+    assert 3 <= len(noises) < len(asked) - 4
+    assert 0 < noises[0].abs().mean() < 0.4
+    flat = pointwise(watched(model, asked := []), x, y, L0Ball(60), repeats=2, rule="foolbox-flat")
+    assert (flat.distance == 2).all()
+    assert asked[1].flatten(1).abs().min() == 1
+    assert len(asked[1].flatten(1).unique(dim=0)) == 2  # white and black
+
+
+def test_foolbox_takes_back_one_unit_a_query() -> None:
+    model = Sums(200, 4)
+    x = random(6, 200, seed=5).clamp(-1, 1)
+    asked = list[Tensor]()
+    pointwise(watched(model, asked), x, model(x).argmax(1), L0Ball(200), repeats=1, rule="foolbox-flat")
+    counts = torch.stack([(points != x).sum(1) for points in asked[1:-1] if len(points) == 6])[10:]  # noise is first
+    assert len(counts) > 150
+    assert (counts[1:] - counts[:-1]).abs().max() == 1
+
+
+def test_other_counts_are_the_least_above_zero_of_all_runs() -> None:
+    """Any number that rises or falls breaks this model, so every run ends with one; half of them fall."""
+
+    def model(x: Tensor) -> Tensor:
+        return torch.stack([torch.full_like(x[:, 0], 0.5), x.abs().sum(1)], 1)
+
+    def fallen(x: Tensor, x_adv: Tensor) -> Tensor:
+        return (x_adv < x).sum(1)
+
+    def place(x: Tensor, x_adv: Tensor) -> Tensor:
+        return (x_adv != x).float().argmax(1)
+
+    x = torch.cat([torch.zeros(40, 30), torch.ones(1, 30)])
+    y = torch.zeros(41, dtype=torch.int64)
+    shares = []
+    for repeats in (1, 6):
+        result, counts = pointwise_counts(model, x, y, L0Ball(30), (fallen, place), repeats=repeats, rule="foolbox")
+        assert (result.distance[:40] == 1).all()
+        assert set(counts[:40, 0].tolist()) <= {1, -1}
+        assert counts[40].tolist() == [-1, -1]  # misclassified from the start: no run
+        shares.append((counts[:40, 0] == 1).double().mean())
+    assert 0.25 < shares[0] < 0.75
+    assert shares[1] > 0.9
+    # The least of six places of 30, not that of one run.
+    assert counts[:40, 1].double().mean() < 8
+
+
+@pytest.mark.parametrize("rule", ["foolbox", "foolbox-flat"])
+def test_runs_do_not_depend_on_the_batch(rule: Rule) -> None:
+    model, x = Sums(48, 4), random(9, 3, 4, 4, seed=2).clamp(-1, 1)
+    y = model(x).argmax(1)
+    together = pointwise(model, x, y, L0Ball(48), repeats=3, rule=rule, generator=Generator().manual_seed(3))
+    alone = [
+        pointwise(model, x[i : i + 1], y[i : i + 1], L0Ball(48), repeats=3, rule=rule,
+                  generator=Generator().manual_seed(3), rows=torch.tensor([i]))
+        for i in range(9)
+    ]  # fmt: skip
+    assert torch.equal(together.x_adv, torch.cat([one.x_adv for one in alone]))
+    assert len(together.distance.unique()) > 1
+
+
+def test_distances_are_those_of_foolbox() -> None:
+    foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed: pip install foolbox==3.3.4")
+    net = network(300)
+    x = random(100, 3, 10, 10, seed=1).clamp(-1, 1)
+    y = net(x).argmax(1)
+    with torch.no_grad():
+        attacked = foolbox.PyTorchModel(net, bounds=(-1, 1), device="cpu")
+        criterion = foolbox.criteria.Misclassification(y)
+        theirs = foolbox.attacks.PointwiseAttack(l2_binary_search=False).run(attacked, x, criterion)
+    counted = (theirs != x).flatten(1).sum(1).double()
+    ours = pointwise(net, x, y, L0Ball(300), repeats=1, rule="foolbox").distance.double()
+    assert float(ours.mean()) == pytest.approx(float(counted.mean()), rel=0.2)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,12 @@ def test_shipped_recipes() -> None:
     table = recipe.load("mnist-table1")
     rows = [table.with_paper(measurement(row)) for task in table.tasks for row in task.identities()]
     asked = {"classifier": "F(10)", "attack": "sparse_rs", "budget": 8, "queries": 5000}
-    (best,) = [row for row in rows if asked.items() <= row.items()]
+    best, of_right = [row for row in rows if asked.items() <= row.items()]
     assert (best["paper"], best["paper_n"], best["protocol"]) == (0.5879, 512, "paper")
-    assert sum("paper" in row for row in rows) == 20
+    assert of_right.identity == {**best.identity, "over": "right"}
+    assert sum("paper" in row for row in rows) == 2 + 2 * 18
+    # The worst case stands beside Sparse-RS on the same rows.
+    assert {task.rows for task in table.tasks if "attack" in task.row} == {1000}
 
 
 def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
@@ -95,6 +98,22 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
         ('what = "clean_accuracy"', 'what = "clean_accuracy"\nclassifiers = ["F(3)"]', "classifiers must be a list"),
         ('name = "F(2)"', 'name = "f0"', "classifiers must have different names, got 'F(0)' and 'f0'"),
         ('name = "F(2)"', 'name = "()"', "a classifier's name must have a letter or a digit, got '()'"),
+        (
+            "beta = 10.0\n[[measure]]",
+            "beta = 10.0\nbox = 'normalised'\n[[measure]]",
+            "attack: box must be left out for da",
+        ),
+        (
+            "repeats = 2",
+            "repeats = 2\ncount = ['fell']",
+            "measure 4: count must be a list of different values, each one",
+        ),
+        (
+            "repeats = 2",
+            "repeats = 2\nrule = 'foolboxes'",
+            "measure 4: rule must be one of 'blocks', 'foolbox', 'foolb",
+        ),
+        ("repeats = 2", "repeats = 2\nover = 'right'", "measure 4: unknown key 'over'"),
         ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),
         ("queries = 8\nvalue", "queries = 9\nvalue", "paper 1: must belong to something that is measured"),
         ("value = 0.5", "value = 'half'", "paper 1: value must be a number, got 'half'"),
@@ -122,6 +141,7 @@ def test_an_unknown_recipe_is_named() -> None:
     ("old", "new", "said"),
     [
         ("rows = 20", "rows = 25", "rows must be at most the 24 of the test split, got 25"),
+        ("rows = 20", "rows = 20\nfirst = 5", "must be at most the 24 of the test split less the first 5, got 20"),
         ("validation = true", "validation = true\ntrain_rows = 55", "train_rows must be at most the 54 rows"),
         ("k = 2", "k = 8", "k must satisfy 0 <= 2*k < in_features"),
         ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz does not exist"),
@@ -220,53 +240,66 @@ def test_arrays_that_are_no_data_are_named(tmp_path: Path, arrays: dict[str, Any
 
 
 def test_cifar_recipes_are_those_of_the_paper() -> None:
-    """As the paper trains, with what it leaves open chosen; 100 epochs are the same schedule, shortened."""
-    ours = replace(PAPER_CIFAR10, rounds=False, augment="crop-flip", precision="bf16")
-    ours = replace(ours, attack_precision="bf16", attack_batch=8192)
-    trainings = {"": ours, "-100": replace(ours, epochs=100, refresh=10)}
-    for k in (0, 10):
-        for suffix, training in trainings.items():
-            (one,) = recipe.load(f"cifar-vgg{k}{suffix}").classifiers
-            assert (one.name, one.k, one.budget) == (f"VGG({k})", k, 10)
-            assert one.training == training
-            assert one.attack is not None
-            assert one.attack.settings == {"queries": 300, "values": "corners"}
-            assert (one.attack.name, one.attack.beta) == ("sparse_rs", 100.0)
-            assert one.training_identity.items() >= {"precision": "bf16", "attack_precision": "bf16"}.items()
+    """As the supplement trains; bfloat16 and the batch of the attack are ours."""
+    ours = replace(PAPER_CIFAR10, precision="bf16", attack_precision="bf16", attack_batch=8192)
+    ours = replace(ours, rounds=True, augment="crop-flip-once")
+    for name, k, seed in (("vgg0", 0, 0), ("vgg10", 10, 0), ("vgg10-again", 10, 1)):
+        (one,) = recipe.load(f"cifar-{name}").classifiers
+        assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, replace(ours, seed=seed))
+        assert (one.model["name"], one.model["normalise"]) == ("vgg19", True)
+        assert one.attack is not None
+        assert (one.attack.name, one.attack.settings) == ("sparse_rs", {"queries": 300, "values": "black-white"})
+        low, high = data.SETS["cifar10"].box(100.0)
+        assert repr(one.attack.ball(10)) == repr(L0Ball(10, "pixel", low, high))
+        assert one.training_identity.items() >= {"precision": "bf16", "attack_precision": "bf16"}.items()
     (base,) = recipe.load("cifar-base").classifiers
     assert (base.attack, base.training) == (None, replace(ours, attack_precision=None, attack_batch=None))
 
 
-@pytest.mark.parametrize("suffix", ["", "-100"])
-def test_cifar_tables_have_the_figures_of_the_paper(suffix: str) -> None:
-    table, medians = (recipe.load(f"cifar-table{i}{suffix}") for i in (1, 2))
+def test_cifar_tables_have_the_figures_of_the_paper() -> None:
+    table, medians = (recipe.load(f"cifar-table{i}") for i in (1, 2))
     rows, rho = (
         [its.with_paper(measurement(row)) for task in its.tasks for row in task.identities()]
         for its in (table, medians)
     )
-    found = {(row["k"], row["budget"], row["queries"]): row.paper for row in rows if "budget" in row and row.paper}
-    assert {at: [found[*at, q] for q in (300, 1000, 5000)] for at in product((0, 10), (3, 8))} == {
-        (0, 3): [0.6445, 0.5273, 0.3965],
-        (0, 8): [0.5292, 0.4023, 0.2636],
-        (10, 3): [0.7773, 0.7167, 0.6777],
-        (10, 8): [0.707, 0.6133, 0.5313],
-    }
+    for over in (None, "right"):
+        mine = [row for row in rows if row.get("values") == "black-white" and row.get("over") == over]
+        found = {(row["k"], row["budget"], row["queries"]): row.paper for row in mine}
+        assert {at: [found[*at, q] for q in (300, 1000, 5000)] for at in product((0, 10), (3, 8))} == {
+            (0, 3): [0.6445, 0.5273, 0.3965],
+            (0, 8): [0.5292, 0.4023, 0.2636],
+            (10, 3): [0.7773, 0.7167, 0.6777],
+            (10, 8): [0.707, 0.6133, 0.5313],
+        }
     assert {row["k"]: row.paper for row in rows if row.what == "clean_accuracy"} == {0: 0.8768, 10: 0.8727}
-    pixels = {(row["attack"], row["budget"], row["beta"]) for row in rows if row.get("unit") == "pixel"}
-    assert pixels == {("worst case", 20, 1.0)}
-    assert {(row["k"], row["beta"]): row.paper for row in rho} == {
-        (0, 100.0): 2, (0, 1.0): 3, (10, 100.0): 11, (10, 1.0): 17,
-    }  # fmt: skip
-    assert [used.name for used in table.used] == [f"cifar-vgg0{suffix}", f"cifar-vgg10{suffix}"]
+    assert not any(row.paper for row in rows if row.get("attack") == "worst case" or row.get("values") == "corners")
+    assert {(row["unit"], row["box"]) for row in rows if "budget" in row} == {("pixel", "normalised")}
+    expected = {0: {100.0: 2, 1.0: 3}, 10: {100.0: 11, 1.0: 17}}
+    assert all(row.paper == expected[row["k"]][row["beta"]] for row in rho)
+    counts = {(row["beta"], row["first"], row["count"], row["unit"]) for row in rho}
+    kinds = (("changed", "feature"), ("positions", "pixel"), ("fallen", "pixel"))
+    assert counts == {(*where, *kind) for where in ((1.0, 64), (100.0, 1088)) for kind in kinds}
+    assert {row["classifier"] for row in rho} == {"VGG(0)", "VGG(10)", "VGG base"}
+
+
+def test_the_parts_of_a_table_measure_one_classifier_as_the_whole_does() -> None:
+    for table, parts in (("cifar-table1", ("vgg0", "vgg10")), ("cifar-table2", ("vgg0", "vgg10", "base"))):
+        whole = recipe.load(table)
+        split = [recipe.load(f"{table}-{part}") for part in parts]
+        assert [part.used for part in split] == [(used,) for used in whole.used]
+        assert sorted(map(str, chain(*(part.tasks for part in split)))) == sorted(map(str, whole.tasks))
+        assert all({figure["classifier"] for figure in part.paper} == {part.tasks[0].classifier.name} for part in split)
+    again = recipe.load("cifar-table1-again")
+    assert [(one.name, one.training.seed) for one in again.everyone()] == [("VGG(10)", 1)]
 
 
 def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'name = "mine"\nsummary = "mine"\nlike = "cifar-vgg10-100"\nseed = 3\n'
+        'name = "mine"\nsummary = "mine"\nlike = "cifar-vgg10"\nseed = 3\n'
         '[data]\nname = "cifar10"\nvalidation = true\n[training]\nepochs = 12\nrates = [0.1]\n'
     )
-    mine, other = recipe.load(path), recipe.load("cifar-vgg10-100")
+    mine, other = recipe.load(path), recipe.load("cifar-vgg10")
     (one,), (its,) = mine.classifiers, other.classifiers
     # A later [training] stands in place of an earlier one; its keys stand over those of each classifier.
     assert one.training == replace(its.training, epochs=12, rates=(0.1,), refresh=25, seed=3)
@@ -277,10 +310,10 @@ def test_a_recipe_like_another_changes_what_it_says(tmp_path: Path) -> None:
     edited(path, "epochs = 12", "epoch = 12")
     with pytest.raises(ValueError, match="classifier 1, training: unknown key 'epoch'"):
         recipe.load(path)
-    path.write_text('name = "mine"\nsummary = "none of its own"\nlike = "cifar-table1-100"\n[training]\nepochs = 5\n')
+    path.write_text('name = "mine"\nsummary = "none of its own"\nlike = "cifar-table1"\n[training]\nepochs = 5\n')
     with pytest.raises(ValueError, match=r"mine\.toml: unknown key 'training'"):
         recipe.load(path)
-    edited(path, "cifar-table1-100", "cifar-vgg11")
+    edited(path, "cifar-table1", "cifar-vgg11")
     with pytest.raises(ValueError, match="like must name a recipe of ell0, got 'cifar-vgg11'; did you"):
         recipe.load(path)
 

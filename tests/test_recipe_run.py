@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -20,15 +21,16 @@ import torch
 from torch import nn
 
 import ell0
-from ell0 import recipe
+from ell0 import recipe, report
 from ell0.common import Step, digest
+from ell0.data import SETS
 from ell0.evaluation import Evaluation, cascade
 from ell0.recipe import gallery, measuring, running
 from ell0.recipe.measuring import Subject, measure
 from ell0.recipe.models import build
-from ell0.recipe.plan import Task
+from ell0.recipe.plan import BoxedAttack, Task
 from ell0.recipe.verdicts import Verdicts
-from ell0.results import Measurement, Results
+from ell0.results import Measurement, Results, median
 from ell0.threat import L0Ball
 from ell0.train import load_checkpoint
 from tiny_recipe import edited
@@ -244,7 +246,7 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
         1.0: evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, 1.0),
         10.0: evaluation([0, 1, -1, -1], [0, 1, -1, -1], attacks, 10.0),
     }
-    monkeypatch.setattr(Subject, "evaluate", lambda _self, ball, _attacks, _budgets: found[ball.high])
+    monkeypatch.setattr(Subject, "evaluate", lambda _self, _ball, beta, _attacks, _budgets: found[beta])
     one = recipe.load(tiny).classifiers[0]
     row = {"what": "robust_accuracy", "attack": "worst case", "queries": 1, "steps": 1}
     task = Task(one, "worst_case", row, (1, 2), (1.0, 10.0))
@@ -320,8 +322,11 @@ def test_only_the_same_rows_and_units_are_shared(tiny: Path) -> None:
     loaded = recipe.load(tiny)
     task = loaded.tasks[-1]
     others = [replace(task, row=task.row | row) for row in ({"split": "validation"}, {"unit": "pixel"})]
-    others.append(replace(task, classifier=loaded.classifiers[0]))
-    assert [task.shares_rows(other) for other in (task, *others)] == [True, False, False, False]
+    others += [replace(task, classifier=loaded.classifiers[0]), replace(task, first=3), replace(task, box_of="mnist")]
+    assert not any(task.shares_rows(other) for other in others)
+    assert task.shares_rows(task)
+    # What holds for any value holds in every box.
+    assert task.shares_rows(replace(others[-1], betas=()))
 
 
 def test_two_processes_do_not_share_a_folder(tiny: Path, whole: Path, tmp_path: Path) -> None:
@@ -365,3 +370,138 @@ def test_the_gallery_counts_in_the_units_of_its_budget(tiny: Path, monkeypatch: 
     with pytest.raises(Stop):
         gallery.write_gallery(tiny, recipe.load(tiny), {"": nn.Linear(2, 2)}, images)
     assert repr(attack.call_args.args[3]) == repr(L0Ball(6, "pixel", -10.0, 10.0))
+
+
+def subject(network: nn.Module, x: torch.Tensor, y: torch.Tensor, folder: Path) -> Subject:
+    return Subject(network, x, y, 0, folder / "state")
+
+
+def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> None:
+    edited(tiny, "rows = 20", "rows = 18\nfirst = 4\nover = 'right'")
+    edited(tiny, 'beta = [10.0]\nprotocol = "paper"', "beta = [10.0]\nrows = 18\nfirst = 4\nover = 'right'")
+    folder = recipe.run(tiny, out=tmp_path / "run", device="cpu")
+    results, checked = Results.load(folder / "results.json"), 0
+    x, y = (torch.from_numpy(np.load(tmp_path / "tiny.npz")[key])[4:22] for key in ("x_test", "y_test"))
+    for name in ("F(0)", "F(2)"):
+        checkpoint = load_checkpoint(folder / name.lower().replace("(", "").replace(")", ""))
+        network = recipe.model(checkpoint.card)
+        checkpoint.into(network)
+        right = int((network.eval()(x).argmax(1) == y).sum())
+        assert right > 0
+        for one in results.select(classifier=name, what="robust_accuracy", over="right"):
+            whole = results.find(**{**one.key, "over": None})
+            assert (whole.n, one.n, one["first"], one.decided, one.seconds) == (18, right, 4, {}, None)
+            assert round(one.value * right) == round(whole.value * 18)
+            assert one.paper == whole.paper
+            checked += one.value > whole.value
+    assert checked
+    page = report.write([folder], tmp_path / "page.html").read_text()
+    assert page.count("Of the rows classified rightly") == 1
+
+
+def test_no_row_is_classified_rightly(tiny: Path, tmp_path: Path) -> None:
+    task = replace(recipe.load(tiny).tasks[2], right=True)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    x = torch.zeros(4, 1, 4, 4)
+    whole, none = measure(task, subject(network, x, (network(x).argmax(1) + 1) % 3, tmp_path))[0]
+    assert (whole.value, whole.n, none.value, none.n, none["over"]) == (0.0, 4, 0.0, 0, "right")
+
+
+class Mean(nn.Module):
+    """Class 1 where the sum of all numbers, however they are spread, is above 0.5."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.full((len(x),), 0.5), x.flatten(1).sum(1)], 1)
+
+
+def test_values_lie_in_the_box_of_the_normalised_images(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors for low and high go through evaluations, their states and the worst case of several boxes."""
+    loaded = recipe.load(tiny)
+    x, y = torch.full((6, 3, 4, 4), -1.0), torch.zeros(6, dtype=torch.int64)
+    x[:2, 0, 0, 0] = 50.0  # misclassified
+    low, high = SETS["cifar10"].box(1.0)
+    calls: list[tuple[Any, Any]] = []
+
+    def spied(*given: Any, **more: Any) -> Evaluation:
+        calls.append((given, more))
+        return ell0.evaluate(*given, **more)
+
+    monkeypatch.setattr(measuring, "evaluate", spied)
+    row = {"what": "robust_accuracy", "attack": "worst case", "queries": 20, "steps": 3, "unit": "pixel"}
+    worst = Task(loaded.classifiers[0], "worst_case", row, (1, 3), (1.0, 100.0), box_of="cifar10", right=True)
+    single = replace(
+        worst, what="robust_accuracy", row={**row, "attack": "sparse_rs", "budget": 1, "beta": 100.0}, betas=(100.0,),
+        attack=BoxedAttack("sparse_rs", 100.0, "pixel", {"queries": 20}, "cifar10"),
+    )  # fmt: skip
+    found, boxes = measure(worst, subject(Mean(), x, y, tmp_path))
+    values = {(one["beta"], one["budget"], one.get("over")): (one.value, one.n) for one in found}
+    # 48 numbers of -1 need a lift of more than 48, which only the wide box can give with few pixels.
+    assert values[1.0, 3, None] == (4 / 6, 6)
+    assert values[1.0, 3, "right"] == (1.0, 4)
+    assert values[100.0, 1, None] == (0.0, 6)
+    assert [one.beta for one in boxes] == [1.0, 100.0]
+    alone, _ = measure(single, subject(Mean(), x, y, tmp_path.parent))
+    assert [(one.value, one.n) for one in alone] == [(0.0, 6), (0.0, 4)]
+    (narrow, _), (_, more), (given, _) = calls
+    assert torch.equal(narrow[3].low, low)
+    assert torch.equal(narrow[3].high, high)
+    assert str(more["state_path"]).endswith("state-beta100.npz")
+    assert repr(given[3]) == repr(L0Ball(1, "pixel", *SETS["cifar10"].box(100.0)))
+
+
+def test_a_run_in_the_box_of_a_set(tmp_path: Path) -> None:
+    """From the training attack to the page, with a checkpoint that names its box."""
+    path = tmp_path / "boxed.toml"
+    path.write_text(
+        'name = "boxed"\nsummary = "boxed"\n[data]\nname = "digits"\ntrain_rows = 64\n'
+        '[[classifier]]\nname = "F(1)"\n[classifier.model]\nname = "mlp"\nk = 1\nhidden = [8]\nnormalise = true\n'
+        "[classifier.training]\nepochs = 2\nrefresh = 1\nrounds = true\n[classifier.training.attack]\n"
+        'name = "sparse_rs"\nbudget = 2\nqueries = 5\nbeta = 10.0\nbox = "normalised"\n'
+        '[[measure]]\nwhat = "worst_case"\nbudgets = [1]\nbeta = [1.0, 10.0]\nqueries = 5\nsteps = 2\nrows = 9\n'
+        'box = "normalised"\n[[measure]]\nwhat = "median_distance"\nrule = "foolbox-flat"\nrepeats = 2\n'
+        'count = ["changed", "positions", "fallen"]\nrows = 30\nfirst = 9\nbox = "normalised"\n'
+    )
+    folder = recipe.run(path, out=tmp_path / "run", device="cpu")
+    results = Results.load(folder / "results.json")
+    assert {row["box"] for row in results.rows if "beta" in row} == {"normalised"}
+    changed, positions, fallen = results.select(what="median_distance")
+    assert [row["unit"] for row in (changed, positions, fallen)] == ["feature", "pixel", "pixel"]
+    assert {row["first"] for row in (changed, positions, fallen)} == {9}
+    assert changed.value == positions.value <= fallen.value  # one channel; a row may have no fallen pixel
+    page = report.write([folder], tmp_path / "page.html").read_text()
+    assert "within 10 times the image range" in page
+    assert "pixels with a channel that fell" in page
+
+
+def test_three_counts_of_the_same_runs(tmp_path: Path, tiny: Path) -> None:
+    """Two channels of a pixel must fall, in one class of rows; one must rise, in the other."""
+
+    class Falls(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ends = torch.stack([(x[:, :2, 0, 0] < -0.5).sum(1) == 2, x[:, 2, 1, 1] > 0.5], 1).any(1)
+            return torch.stack([torch.full((len(x),), 0.5), ends.float()], 1)
+
+    x, y = torch.zeros(40, 3, 2, 2), torch.zeros(40, dtype=torch.int64)
+    x[:3, 2, 1, 1] = 1.0  # misclassified
+    task = recipe.load(tiny).tasks[0]
+    attack = BoxedAttack("pointwise", 1.0, "feature", {"rule": "foolbox", "repeats": 12})
+    row = {"what": "median_distance", "attack": "pointwise", "unit": "feature", "beta": 1.0}
+    kinds = ("changed", "positions", "fallen")
+    task = replace(task, what="median_distance", row=row, betas=(1.0,), attack=attack, counts=kinds)
+    spied = Mock(side_effect=median)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "median", spied)
+        found, (verdicts,) = measure(task, subject(Falls(), x, y, tmp_path))
+    assert [(one["count"], one["unit"], one.n) for one in found] == [
+        ("changed", "feature", 40), ("positions", "pixel", 40), ("fallen", "pixel", 40),
+    ]  # fmt: skip
+    changed, positions, fallen = (call.args[0].tolist() for call in spied.call_args_list)
+    assert changed[:3] == positions[:3] == [0, 0, 0]
+    assert fallen[:3] == [10_000] * 3
+    # Nearest is the one number that rises; the fewest fallen are the pixel of the other runs, which count once.
+    assert set(changed[3:]) == set(positions[3:]) == {1}
+    assert set(fallen[3:]) == {1, 10_000} or set(fallen[3:]) == {1}
+    assert fallen[3:].count(1) > 20
+    assert verdicts.verdict.tolist() == [0] * 3 + [1] * 37

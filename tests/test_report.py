@@ -100,7 +100,7 @@ CASES: dict[str, tuple[list[Row], list[str], list[str]]] = {
     "a median says how often its attack ran": (
         [{"what": "median_distance", "attack": "pointwise", "beta": 1.0, "value": value, "repeats": repeats}
          for value, repeats in ((20, 1), (14, 10))],
-        ["pointwise, one runwithin ±120", "pointwise, the nearest of 10 runswithin ±114"], []),
+        ["pointwise, one runwithin ±1inputs changed20", "the nearest of 10 runswithin ±1inputs changed14"], []),
     "the paper's n is told": ([CLEAN[0] | {"paper_n": 1000}], ["is that of n = 1000. A figure"], []),
     "or the paper's figure has no interval": ([CLEAN[0]], ["figures have no interval."], []),
     "an attack that beats the worst case on the same rows is a flag": (

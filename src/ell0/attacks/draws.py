@@ -41,7 +41,7 @@ class Draws:
     def bits(self, at: Tensor, query: int | Tensor, count: int) -> Tensor:
         """``(len(at), count)`` int64, all 64 bits random. at: positions of rows.
 
-        query: for several moments int64 ``(q, 1)``; the result is ``(q, len(at), count)``.
+        query: int64 ``(len(at),)``, one moment for each; ``(q, 1)``, all of them for each: ``(q, len(at), count)``.
         """
         moment = (query + 1) * _GOLDEN
         if isinstance(moment, int):
@@ -49,7 +49,7 @@ class Draws:
         stream = _mix(self._streams[at] + moment)
         return _mix(stream.unsqueeze(-1) + torch.arange(1, count + 1, device=at.device) * _GOLDEN)
 
-    def uniform(self, at: Tensor, query: int, count: int) -> Tensor:
+    def uniform(self, at: Tensor, query: int | Tensor, count: int) -> Tensor:
         """``(len(at), count)`` float64, in [0, 1)."""
         return _shift(self.bits(at, query, count), 11).double() * 2.0**-53
 

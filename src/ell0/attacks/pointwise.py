@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..common import Progress, check_count, silent
 from ..threat import L0Ball
-from .contract import AttackResult, Model, Victim
+from .contract import AttackResult, Model, Victim, by_unit
 from .declare import attack
 from .sparse_rs import take
 
-__all__ = ["pointwise", "reset_units"]
+__all__ = ["pointwise", "pointwise_counts", "reset_units"]
+
+Rule = Literal["blocks", "foolbox", "foolbox-flat"]
+Count = Callable[[Tensor, Tensor], Tensor]
+"""From rows and the points that runs ended at, ``(p, ...)`` each, a number of each run, ``(p,)`` int64."""
 
 _STARTS = 8  # noises that a run draws
 _FEWER = 80  # per cent: a further noise must break the row with so many of the best start's units
 _BLOCK = 4  # units that are first tried together
 _TOGETHER = 1 << 24  # numbers in the runs that advance together
+_NOISES, _LEVELS = 10, 100  # foolbox's: it raises the level of noise so often, and in so many steps
 
 
 @attack(white_box=False, gradients_only=False, random=True, cascade=None, cheap={"repeats": 2}, strong=None)
@@ -29,6 +36,7 @@ def pointwise(
     ball: L0Ball,
     *,
     repeats: int = 10,
+    rule: Rule = "blocks",
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
@@ -43,20 +51,134 @@ def pointwise(
 
     Args:
         repeats: runs of each row, which advance together.
+        rule: ``"blocks"`` finds the level of noise by doubling and bisection, draws each channel's noise by itself, and
+            takes units back in blocks that grow and shrink: a run asks tens of queries. ``"foolbox"`` is the rule of
+            [Schott19]'s code in foolbox 2.4: noise of one kind for all channels of a position, levels on a grid, of ten
+            noises the nearest, and one unit at a time; thousands of queries. ``"foolbox-flat"`` is what that code does
+            with rows ``(n, d)`` if it is told that axis 1 are channels: the whole row becomes ``high`` or ``low``.
         model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
 
-    Differs from [Schott19]'s code: the level of noise is found by doubling and bisection, not on a grid; units go back
-    in blocks that grow and shrink, so a run asks tens of queries, not thousands; each channel draws its own noise.
+    Differs from foolbox 2.4, with its rules: a pass over the changed units ends before a new order is drawn, as in
+    foolbox 3, and no bisection of values follows, which hardly changes L0.
+    """
+    return pointwise_counts(
+        model, x, y, ball, (), repeats=repeats, rule=rule, generator=generator, rows=rows, target=target,
+        progress=progress,
+    )[0]  # fmt: skip
+
+
+def pointwise_counts(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    ball: L0Ball,
+    counts: Sequence[Count],
+    *,
+    repeats: int = 10,
+    rule: Rule = "blocks",
+    generator: torch.Generator | None = None,
+    rows: Tensor | None = None,
+    target: Tensor | None = None,
+    progress: Progress = silent,
+) -> tuple[AttackResult, Tensor]:
+    """`pointwise`, and other counts of its runs: the least above 0 of a row's runs.
+
+    Returns the result, and ``(n, counts)`` int64, -1 where no run of a row has a count above 0.
     """
     check_count("repeats", repeats)
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule must be one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
     with Victim(
         model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
     ) as victim:
-        group = max(1, _TOGETHER // (repeats * x[0].numel()))
-        for standing in victim.standing.split(group) if ball.budget else ():
+        none = torch.iinfo(torch.int64).max
+        least = torch.full((len(x), len(counts)), none, device=x.device)
+        for at, points in _runs(victim, repeats, rule):
+            for column, count in enumerate(counts):
+                found = count(victim.x[at], victim.points(points))
+                found = torch.where(found > 0, found, none)
+                least[:, column].scatter_reduce_(0, at, found, "amin")
+        return victim.result(), torch.where(least < none, least, -1)
+
+
+def _runs(victim: Victim, repeats: int, rule: Rule) -> Iterator[tuple[Tensor, Tensor]]:
+    """Runs the standing rows, a group at a time: rows ``(p,)``, and where each ended, ``(p, channels, units)``."""
+    group = max(1, _TOGETHER // (repeats * victim.x[0].numel()))
+    for standing in victim.standing.split(group) if victim.ball.budget else ():
+        if rule == "blocks":
             at, points, order = _noise(victim, standing, repeats)
-            reset_units(victim, at, points, order, "pointwise")
-        return victim.result()
+            yield at, reset_units(victim, at, points, order, "pointwise")
+        else:
+            run = torch.arange(repeats, device=standing.device).repeat_interleave(len(standing))
+            at, points = standing.repeat(repeats), _foolbox_noise(victim, standing.repeat(repeats), run, rule)
+            found = (points != victim.x[at]).flatten(1).any(1)
+            yield at[found], _reset_singly(victim, at[found], run[found], victim.units(points[found]))
+
+
+def _foolbox_noise(victim: Victim, at: Tensor, run: Tensor, rule: Rule) -> Tensor:
+    """Where runs start: ``(p, ...)``, the clean row if none was found.  at, run: ``(p,)``, row and number of each run.
+
+    At level q a position is salt with chance q / 2, pepper with chance q / 2. The level rises in even steps, each with
+    a new noise, until the model errs; the next noises rise to 1.2 times that level only. Noise that changes no fewer
+    numbers than the best is not asked about.
+    """
+    # The axis whose numbers share their noise.
+    shared = by_unit(victim.x, "feature" if victim.x.ndim != 4 else "pixel")
+    shared = shared.reshape(victim.n, -1, 1) if rule == "foolbox-flat" else shared
+    clean = shared[at]
+    low, high, mutable = (t.reshape(shared.shape) for t in (victim.low, victim.high, victim.mutable))
+    steps, best = min(_LEVELS, clean.shape[2]), clean.clone()
+    top, fewest = torch.ones_like(at, dtype=torch.float64), torch.full_like(at, clean.shape[1:].numel() + 1)
+    noises, step, start = torch.zeros_like(at), torch.zeros_like(at), time.monotonic()
+    while len(live := (noises < _NOISES).nonzero().squeeze(1)):
+        victim.report("noise", int(noises.min()), _NOISES, start, f"{len(live)} runs")
+        rows, level = at[live], top[live] * (step[live] + 1) / steps
+        chance = victim.draws.uniform(rows, (run[live] * _NOISES + noises[live]) * steps + step[live], clean.shape[2])
+        salt, pepper = chance >= 1 - level.unsqueeze(1) / 2, chance < level.unsqueeze(1) / 2
+        ends = torch.where(salt.unsqueeze(1), high[rows], low[rows])
+        points = torch.where((salt | pepper).unsqueeze(1) & mutable[rows], ends, clean[live])
+        count = (points != clean[live]).flatten(1).sum(1)
+        asks = ((count > 0) & (count < fewest[live])).nonzero().squeeze(1)
+        errs = torch.zeros_like(live, dtype=torch.bool)
+        if len(asks):
+            errs[asks] = victim.errs(victim.points(points[asks]), rows[asks])
+        found = live[errs]
+        best[found], fewest[found] = points[errs], count[errs]
+        top[found] = (1.2 * level[errs]).clamp(max=1.0)
+        step[live] += 1
+        over = errs | (step[live] == steps)
+        noises[live[over]] += 1
+        step[live[over]] = 0
+    return victim.points(best)
+
+
+def _reset_singly(victim: Victim, at: Tensor, run: Tensor, points: Tensor) -> Tensor:
+    """Takes units back one at a time while the model errs, in passes of a new random order, until one takes none back.
+
+    at, run: ``(p,)``, row and number of each run.  points, result: ``(p, channels, units)``.
+    """
+    clean, points, start = victim.units(victim.x), points.clone(), time.monotonic()
+    order = torch.zeros_like(points[:, 0], dtype=torch.int64)
+    place, size, passes, back = (torch.zeros_like(at) for _ in range(4))
+    begins = torch.arange(len(at), device=at.device)
+    while True:
+        # Negative moments: those of the noise are positive.
+        keys = victim.draws.uniform(at[begins], -1 - (run[begins] << 20) - passes[begins], order.shape[1])
+        changed = (points[begins] != clean[at[begins]]).any(1)
+        order[begins], size[begins] = keys.masked_fill(~changed, 1.0).argsort(dim=1), changed.sum(1)
+        place[begins], back[begins] = 0, 0
+        passes[begins] += 1
+        live = (place < size).nonzero().squeeze(1)
+        if not len(live):
+            return points
+        victim.report("pointwise", len(at) - len(live), len(at), start, f"{int(victim.queries.max())} queries")
+        rows, units, tried = at[live], order[live, place[live]], points[live]
+        tried[torch.arange(len(live), device=at.device), :, units] = clean[rows, :, units]
+        errs = victim.errs(victim.points(tried), rows)
+        points[live[errs]] = tried[errs]
+        place[live] += 1
+        back[live] += errs
+        begins = ((place == size) & (back > 0)).nonzero().squeeze(1)
 
 
 def _noise(victim: Victim, standing: Tensor, repeats: int) -> tuple[Tensor, Tensor, Tensor]:

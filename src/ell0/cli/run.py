@@ -93,7 +93,8 @@ def _show(results: Results) -> None:
     """
     from ..results import WORST_CASE
 
-    rows = sorted((row for row in results.rows if row.get("split") is None), key=lambda row: -row.value)
+    rows = [row for row in results.rows if row.get("split") is None and row.get("over") is None]
+    rows = sorted(rows, key=lambda row: -row.value)
     robust = [row for row in rows if row.what == "robust_accuracy"]
     robust = [row for row in robust if row["attack"] == WORST_CASE] or robust
     widest = max((row["beta"] for row in robust), default=0.0)

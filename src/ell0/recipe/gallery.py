@@ -14,8 +14,8 @@ from torch import nn
 from ..attacks import sparse_rs
 from ..common import write_whole
 from ..data import LabelledRows
-from ..threat import L0Ball, Unit
-from .plan import Recipe, slug
+from ..threat import Unit
+from .plan import Recipe, ball_within, slug
 
 
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
@@ -30,12 +30,12 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     tasks = [task for task in recipe.tasks if any(task.budgets)]
     unit: Unit = "feature" if not tasks or any(task.unit == "feature" for task in tasks) else "pixel"
     budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
-    beta = max((beta for task in recipe.tasks for beta in task.betas), default=1.0)
-    ball = L0Ball(median_low(budgets) if budgets else 1, unit, -beta, beta)
+    beta, box_of = max(((max(task.betas), task.box_of or "") for task in recipe.tasks if task.betas), default=(1.0, ""))
     arrays = {"clean": x[first].numpy(), "labels": y[first].numpy()}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
+        ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of or None, device)
         result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
         arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
         with torch.no_grad():

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import certify
-from ..common import Progress, silent
+from ..attacks.pointwise import pointwise_counts
+from ..common import Progress, seeded, silent
 from ..evaluation import Evaluation, cascade, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
-from ..results import CLEAN, Measurement, Row, Share
-from ..threat import L0Ball
-from .plan import Task
+from ..results import CLEAN, Measurement, Row, Share, median
+from ..threat import L0Ball, Unit
+from .plan import Task, ball_within
 from .verdicts import Verdicts, decided, proven
 
 # The measurements of a task, in the order of its identities, and its verdicts, box by box.
@@ -46,12 +47,18 @@ class Subject:
         """Rows in one call of an attack."""
         return 16384 if self.x.is_cuda else 512
 
-    def evaluate(self, ball: L0Ball, attacks: Mapping[str, Any], budgets: tuple[int, ...] | None = None) -> Evaluation:
-        # Folding halves the time on a GPU; on a CPU the network is measured as it is.
-        network = folded(self.network) if self.x.is_cuda else self.network
+    @property
+    def fast_network(self) -> nn.Module:
+        """Folded, which halves the time on a GPU; on a CPU the network is measured as it is."""
+        return folded(self.network) if self.x.is_cuda else self.network
+
+    def evaluate(
+        self, ball: L0Ball, beta: float, attacks: Mapping[str, Any], budgets: tuple[int, ...] | None = None
+    ) -> Evaluation:
+        """beta: of the ball, to name the state by."""
         return evaluate(
-            network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
-            state_path=f"{self.state}-beta{ball.high:g}.npz", progress=self.progress, team=self.team,
+            self.fast_network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
+            state_path=f"{self.state}-beta{beta:g}.npz", progress=self.progress, team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -107,16 +114,68 @@ def _certified(task: Task, subject: Subject) -> Measured:
     return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [verdicts]
 
 
+def _positions(x: Tensor, x_adv: Tensor) -> Tensor:
+    return (x != x_adv).any(1).flatten(1).sum(1)
+
+
+def _fallen(x: Tensor, x_adv: Tensor) -> Tensor:
+    # The supplement compares in the normalised scale; falls of 8-bit images are far above 1e-4 in either.
+    return (x - x_adv > 1e-4).any(1).flatten(1).sum(1)
+
+
+def _counted(task: Task, subject: Subject) -> Measured:
+    """Several counts of the same runs of Pointwise."""
+    start, attack = time.perf_counter(), task.attack
+    assert attack is not None
+
+    def counts(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        result, others = pointwise_counts(
+            subject.fast_network, x, y, attack.ball(_units(x, attack.unit), x.device), (_positions, _fallen),
+            **attack.settings, generator=seeded(subject.seed, attack.name), rows=rows, progress=subject.progress,
+        )  # fmt: skip
+        return torch.cat([result.distance.unsqueeze(1), others], 1)
+
+    rows = torch.arange(len(subject.x), device=subject.x.device)
+    distance, positions, fallen = subject.team.by_row(counts, subject.x, subject.y, rows).unbind(1)
+    wrong, stands = distance == 0, distance < 0
+    found = {
+        "changed": distance.where(~stands, _units(subject.x, attack.unit)),
+        "positions": positions.where(~stands, _units(subject.x, "pixel")).where(~wrong, 0),
+        "fallen": fallen.where(fallen > 0, 10_000),
+    }
+    seconds = [round(time.perf_counter() - start, 3), *[None] * len(task.counts)]
+    pairs = zip(task.identities(), task.counts, seconds, strict=False)
+    verdict = torch.where(wrong, 0, torch.where(stands, -1, 1))
+    verdicts = Verdicts(attack.beta, (CLEAN, f"{attack.name} alone"), verdict, distance)
+    return [_measurement(row, median(found[count]), seconds=took) for row, count, took in pairs], [verdicts]
+
+
+def _units(x: Tensor, unit: Unit) -> int:
+    return x.shape[1 if unit == "feature" else 2 :].numel()
+
+
 def _alone(task: Task, subject: Subject) -> Measured:
     """One attack on all rows."""
+    if task.counts:
+        return _counted(task, subject)
     row, attack = task.row, task.attack
     assert attack is not None
     # The paper's median distance is that of an attack which may change every unit.
-    units = subject.x.shape[1 if attack.unit == "feature" else 2 :].numel()
-    evaluation = subject.evaluate(attack.ball(row.get("budget", units)), {attack.name: attack.configured()})
+    ball = attack.ball(row.get("budget", _units(subject.x, attack.unit)), subject.x.device)
+    evaluation = subject.evaluate(ball, attack.beta, {attack.name: attack.configured()})
     figure = evaluation.rho() if task.what == "median_distance" else evaluation.robust_accuracy
     verdicts = Verdicts(row["beta"], (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
-    return [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))], [verdicts]
+    found = [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))]
+    if task.right:
+        found.append(_over_right(row, int((evaluation.verdict < 0).sum()), int((evaluation.verdict != 0).sum())))
+    return found, [verdicts]
+
+
+def _over_right(row: Row, standing: int, right: int) -> Measurement:
+    """The share that stands of the rows classified rightly; 0 if there are none."""
+    return _measurement(
+        {**row, "over": "right"}, Share(standing, right) if right else 0.0, **({} if right else {"n": 0})
+    )
 
 
 def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
@@ -126,11 +185,12 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
     """
     attacks = cascade(queries=task.row["queries"], steps=task.row["steps"])
     n, flags, most = len(subject.x), list[str](), max(task.budgets)
-    found: list[Measurement] = []
+    found, over_right = list[Measurement](), list[Measurement]()
     boxes: list[Verdicts] = []
     evidence: list[Verdicts] = []
     for beta in task.betas:
-        evaluation = subject.evaluate(L0Ball(most, task.unit, -beta, beta), attacks, task.budgets)
+        ball = ball_within(beta, most, task.unit, task.box_of, subject.x.device)
+        evaluation = subject.evaluate(ball, beta, attacks, task.budgets)
         boxes.append(Verdicts(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
         evidence += [boxes[-1], *(one for one in known if one.beta <= beta or one.proves)]
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
@@ -140,6 +200,7 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
             certified = None if sure is None else sure / n
             # One evaluation gave the figures of all budgets: its time stands once.
             seconds = round(sum(evaluation.seconds), 3) if budget == most else None
-            share = Share(n - sum(counts.values()), n)
+            share = Share(standing := n - sum(counts.values()), n)
             found.append(_measurement(row, share, decided=counts, flags=flags, certified=certified, seconds=seconds))
-    return found, boxes
+            over_right.append(_over_right(row, standing, n - counts[CLEAN]))
+    return found + (over_right if task.right else []), boxes

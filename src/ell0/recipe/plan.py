@@ -9,12 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from ..attacks import ATTACKS, AttackResult
+from ..data import SETS
 from ..results import WORST_CASE, Measurement, Row
 from ..threat import L0Ball, Unit
 from ..train import Trades, TrainConfig, TrainingObjective
 from .models import VOTERS
 from .splits import DataSource
+
+COUNTS = ("changed", "positions", "fallen")
+"""What a median distance may count, of the same runs of Pointwise.
+
+changed: units, the nearest run.  positions: pixels with a changed channel, the fewest of all runs.  fallen: as the
+paper's supplement counts, pixels with a channel that fell, the fewest above 0; a row without any counts 10,000, and so
+does a misclassified one.
+"""
+_COUNTED = {count: {"count": count, **({} if count == "changed" else {"unit": "pixel"})} for count in COUNTS}
 
 
 def slug(classifier: str) -> str:
@@ -22,17 +34,26 @@ def slug(classifier: str) -> str:
     return "".join(c for c in classifier.lower() if c.isalnum() or c in "-_")
 
 
+def ball_within(
+    beta: float, budget: int, unit: Unit, box_of: str | None = None, device: torch.device | str = "cpu"
+) -> L0Ball:
+    """A ball whose values lie in [-beta, beta]; with the name of a data set, in its ``box(beta)``."""
+    low, high = (-beta, beta) if box_of is None else (end.to(device) for end in SETS[box_of].box(beta))
+    return L0Ball(budget, unit, low, high)
+
+
 @dataclass(frozen=True)
 class BoxedAttack:
-    """An attack of ``ATTACKS`` with its settings; its values lie in [-beta, beta]."""
+    """An attack of ``ATTACKS`` with its settings; its values lie in [-beta, beta], or in the box of a data set."""
 
     name: str
     beta: float = 1.0
     unit: Unit = "feature"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    box_of: str | None = None
 
-    def ball(self, budget: int) -> L0Ball:
-        return L0Ball(budget, self.unit, -self.beta, self.beta)
+    def ball(self, budget: int, device: torch.device | str = "cpu") -> L0Ball:
+        return ball_within(self.beta, budget, self.unit, self.box_of, device)
 
     def configured(self) -> Callable[..., AttackResult]:
         return partial(ATTACKS[self.name], **self.settings)
@@ -80,8 +101,11 @@ class Task:
     """One evaluation of one classifier.
 
     what: the kind of measure.  row: what its measurements have in common.  budgets: all those of its measure.
-    betas: its boxes; none: any value.
-    rows: the first n of the split, None for all.  attack: the one attack of it; None: not an attack, or a worst case.
+    betas: its boxes; none: any value.  box_of: a data set whose normalised images they stretch, see `ball_within`.
+    first, rows: n rows of the split from this one on, None for all.
+    attack: the one attack of it; None: not an attack, or a worst case.
+    right: whether it gives the share over the rows classified rightly, too.
+    counts: of a median distance, what is counted, see `COUNTS`; none: changed units.
     """
 
     classifier: Classifier
@@ -91,6 +115,10 @@ class Task:
     betas: tuple[float, ...] = ()
     rows: int | None = None
     attack: BoxedAttack | None = None
+    box_of: str | None = None
+    first: int = 0
+    right: bool = False
+    counts: tuple[str, ...] = ()
 
     @property
     def unit(self) -> Unit:
@@ -103,21 +131,21 @@ class Task:
     @property
     def certified_ball(self) -> L0Ball:
         """What its certificate is about, without a budget: any value, or a box."""
-        beta = self.betas[0] if self.betas else math.inf
-        return L0Ball(0, self.unit, -beta, beta)
+        return ball_within(self.betas[0] if self.betas else math.inf, 0, self.unit)
 
     def identities(self) -> list[Row]:
         """The keys of its measurements; no two tasks of a recipe have the same."""
         if self.what == "certified_accuracy":
             return [*({**self.row, "budget": m} for m in self.budgets), {**self.row, "what": "certified_radius"}]
-        if self.what != "worst_case":
-            return [self.row]
-        return [{**self.row, "budget": m, "beta": beta} for beta in self.betas for m in self.budgets]
+        rows = [{**self.row, **_COUNTED[count]} for count in self.counts] or [self.row]
+        if self.what == "worst_case":
+            rows = [{**self.row, "budget": m, "beta": beta} for beta in self.betas for m in self.budgets]
+        return rows + ([{**row, "over": "right"} for row in rows] if self.right else [])
 
     def shares_rows(self, other: Task) -> bool:
-        """Whether what one found counts for the other."""
-        mine, others = ((task.split, task.unit, task.classifier.name) for task in (self, other))
-        return mine == others
+        """Whether what one found counts for the other: on rows of both, and in boxes of one kind, if both have one."""
+        mine, others = ((task.split, task.first, task.unit, task.classifier.name) for task in (self, other))
+        return mine == others and len({task.box_of for task in (self, other) if task.betas}) < 2
 
     def __str__(self) -> str:
         words = [self.row["what"].replace("_", " "), *([self.row["attack"]] if "attack" in self.row else [])]

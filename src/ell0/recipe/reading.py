@@ -20,7 +20,7 @@ from ..results import WORST_CASE, Row
 from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
 from .models import VOTERS, read_models
-from .plan import BoxedAttack, Classifier, Recipe, Task, belongs, slug
+from .plan import COUNTS, BoxedAttack, Classifier, Recipe, Task, belongs, slug
 from .splits import DataSource
 from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, named, to_toml, whole
 
@@ -135,17 +135,19 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     for other in used:
         if not source.same(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
-    own = [_classifiers(table, seed, over.content if over else {}) for table in top.tables("classifier")]
+    own = [_classifiers(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
     classifiers = tuple(chain(*(some for _, some in own)))
     known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
     groups = dict(own) | {name: [one] for name, one in known.items()}
-    tasks = chain(*(_tasks(table, groups, [*known], source.validation) for table in top.tables("measure")))
+    tasks = chain(*(_tasks(table, groups, [*known], source) for table in top.tables("measure")))
     # Worst cases come last, the hardest at the end: they count what all the others find.
     ordered = sorted(tasks, key=lambda t: (t.row["queries"], t.row["steps"]) if t.what == "worst_case" else ())
     figures = {key: top.tables(key) for key in ("paper", "quoted")}
     for table in chain(*figures.values()):
         table.need("value", NUMBER)
     paper, quoted = (tuple(table.content for table in some) for some in figures.values())
+    if "like" in content:
+        paper = tuple(figure for figure in paper if figure.get("classifier") in (None, *known))
     top.close()
     recipe = Recipe(name, summary, text, seed, threads, source, used, classifiers, tuple(ordered), paper, quoted)
     _check(path.name, recipe)
@@ -173,7 +175,9 @@ def _data(top: TomlTable, folder: Path) -> DataSource:
     return DataSource(name, None if npz is None else folder / npz, rows, validation)
 
 
-def _classifiers(table: TomlTable, seed: int, over: Mapping[str, Any]) -> tuple[str, list[Classifier]]:
+def _classifiers(
+    table: TomlTable, seed: int, over: Mapping[str, Any], source: DataSource
+) -> tuple[str, list[Classifier]]:
     """The name as it is written, and its classifiers: one for each value of ``{k}`` and ``{seed}`` in the name.
 
     over: keys that replace those of the classifier's own training.
@@ -182,7 +186,7 @@ def _classifiers(table: TomlTable, seed: int, over: Mapping[str, Any]) -> tuple[
     models = read_models(table.need_table("model"))
     own = table.table("training")
     training = TomlTable(f"{table.where}, training", {**(own.content if own else {}), **over})
-    attack, budget = _training_attack(training.table("attack"))
+    attack, budget = _training_attack(training.table("attack"), source)
     objective = _objective(training)
     if objective is not None and models[0]["name"] in VOTERS:
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
@@ -220,12 +224,12 @@ def _objective(training: TomlTable) -> TrainingObjective | None:
         return certify.Objective(**given) if trades is None else Trades(**given)
 
 
-def _training_attack(table: TomlTable | None) -> tuple[BoxedAttack | None, int]:
+def _training_attack(table: TomlTable | None, source: DataSource) -> tuple[BoxedAttack | None, int]:
     if table is None:
         return None, 0
     name, budget = table.need("name", choice(*ATTACKS)), table.need("budget", whole(1))
-    beta, unit = table.take("beta", POSITIVE, 1.0), _unit(table)
-    attack = BoxedAttack(name, beta, unit, table.rest([*ATTACKS[name].settings]))
+    beta, unit, box_of = table.take("beta", POSITIVE, 1.0), _unit(table), _box_of(table, source)
+    attack = BoxedAttack(name, beta, unit, table.rest([*ATTACKS[name].settings]), box_of)
     table.close()
     _rehearse(table.where, attack)
     return attack, budget
@@ -237,7 +241,8 @@ def _rehearse(where: str, attack: BoxedAttack) -> None:
     def model(x: Tensor) -> Tensor:
         return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
 
-    x, y = torch.zeros(1, 3, 2, 2), torch.ones(1, dtype=torch.int64)
+    channels = 3 if attack.box_of is None else data.SETS[attack.box_of].shape[0]
+    x, y = torch.zeros(1, channels, 2, 2), torch.ones(1, dtype=torch.int64)
     with named(where):
         attack.configured()(model, x, y, attack.ball(1))
 
@@ -246,8 +251,17 @@ def _unit(table: TomlTable) -> Unit:
     return cast(Unit, table.take("unit", choice(*get_args(Unit)), "feature"))
 
 
+def _box_of(table: TomlTable, source: DataSource) -> str | None:
+    """The data set whose normalised images span the box, if the table says so."""
+    if table.take("box", choice("normalised"), None) is None:
+        return None
+    if source.name is None:
+        raise ValueError(f"{table.where}: box must be left out for data from a file, which has no mean and deviation")
+    return source.name
+
+
 def _tasks(
-    table: TomlTable, groups: Mapping[str, list[Classifier]], everyone: list[str], validation: bool
+    table: TomlTable, groups: Mapping[str, list[Classifier]], everyone: list[str], source: DataSource
 ) -> list[Task]:
     """The tasks of one measure, on each of its classifiers."""
     whats = ("clean_accuracy", "certified_accuracy", "robust_accuracy", "worst_case", "median_distance")
@@ -256,12 +270,18 @@ def _tasks(
     classifiers = [*{one.name: one for name in chosen for one in groups[name]}.values()]
     voters = [one.name for one in classifiers if one.votes]
     split = table.take("split", choice("test", "validation"), "test")
-    if split == "validation" and not validation:
+    if split == "validation" and not source.validation:
         raise ValueError(f"{table.where}: split must be 'test' unless data has validation = true")
-    rows, protocol = table.take("rows", whole(1), None), table.take("protocol", TEXT, None)
+    rows, first = table.take("rows", whole(1), None), table.take("first", whole(0), 0)
+    protocol = table.take("protocol", TEXT, None)
     shared: Row = {"what": what} | ({"protocol": protocol} if protocol else {})
-    shared |= {} if split == "test" else {"split": split}
+    shared |= ({} if split == "test" else {"split": split}) | ({"first": first} if first else {})
     betas: tuple[float, ...] = ()
+    attacks = what in ("robust_accuracy", "worst_case", "median_distance")
+    box_of = _box_of(table, source) if attacks else None
+    shared |= {} if box_of is None else {"box": "normalised"}
+    share = what in ("robust_accuracy", "worst_case")
+    right = share and table.take("over", choice("right"), None) is not None
     if what != "clean_accuracy":
         # A certificate is for any value, unless a box is asked for.
         betas = table.take("beta", many(POSITIVE), () if what == "certified_accuracy" else (1.0,))
@@ -269,7 +289,7 @@ def _tasks(
     written = table.need("budgets", _BUDGETS) if what not in ("clean_accuracy", "median_distance") else ()
     # What each task adds to the row, its boxes, and its attack.
     variants: list[tuple[Row, tuple[float, ...], BoxedAttack | None]] = []
-    method, white_box = None, what == "worst_case"
+    method, white_box, counts = None, what == "worst_case", tuple[str, ...]()
     if what == "worst_case":
         spent = {"queries": table.take("queries", whole(1), 1000), "steps": table.take("steps", whole(1), 100)}
         shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent}
@@ -283,6 +303,8 @@ def _tasks(
     elif what != "clean_accuracy":
         name = table.take("attack", choice(*ATTACKS), "pointwise" if what == "median_distance" else "sparse_rs")
         settings, white_box = ATTACKS[name].settings, ATTACKS[name].white_box
+        if (what, name) == ("median_distance", "pointwise"):
+            counts = table.take("count", many(choice(*COUNTS)), ())
         efforts: list[Row] = [{}]
         for key in ("queries", "steps"):
             values = table.take(key, many(whole(1)), ()) if key in settings else ()
@@ -290,7 +312,7 @@ def _tasks(
         given = table.rest([key for key in settings if key not in ("queries", "steps")])
         shared |= {"attack": name, **given}
         for beta, effort in product(betas, efforts):
-            boxed = BoxedAttack(name, beta, unit, given | effort)
+            boxed = BoxedAttack(name, beta, unit, given | effort, box_of)
             _rehearse(table.where, boxed)
             variants.append(({**effort, "beta": beta}, (beta,), boxed))
     table.close()
@@ -304,7 +326,8 @@ def _tasks(
         row = {**shared, **one.identity, **({} if method is None or one.votes else {"method": method})}
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
         for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
-            tasks.append(Task(one, what, {**row, **budget, **entries}, budgets, boxes, rows, attack))
+            full = {**row, **budget, **entries}
+            tasks.append(Task(one, what, full, budgets, boxes, rows, attack, box_of, first, right, counts))
     return tasks
 
 

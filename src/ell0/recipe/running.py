@@ -147,7 +147,9 @@ class _RecipeRun:
 
     def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
         network = build(_fitted(one, self._data), one.training.seed).to(self._place)
-        attack = None if one.attack is None else partial(one.attack.configured(), ball=one.attack.ball(one.budget))
+        attack = None
+        if one.attack is not None:
+            attack = partial(one.attack.configured(), ball=one.attack.ball(one.budget, self._place))
         training = train.fit(
             network, self._data.train, one.training, attack, objective=one.objective, validation=self._data.validation,
             out=home / slug(one.name), card=_card(its, one, self._data), progress=self._enter(f"training {one.name}"),
@@ -158,7 +160,7 @@ class _RecipeRun:
         return network.eval()
 
     def _measure(self, number: int, task: Task, network: nn.Module, weights: str) -> None:
-        x, y = (part[: task.rows].to(self._place) for part in self._data[task.split])
+        x, y = (part[task.first :][: task.rows].to(self._place) for part in self._data[task.split])
         state, path = self._folder / f"evaluation{number}", self._folder / "verdicts" / f"{number}.npz"
         subject = Subject(network, x, y, self._recipe.seed, state, self._team, self._enter(str(task)))
         found = self._team.once(partial(verdicts.load, path, weights))
@@ -228,11 +230,15 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
                 one.objective.check(network, *(part[:1] for part in data.train))
     for task in recipe.tasks:
         rows, _ = data[task.split]
-        wanted = len(rows) if task.rows is None else task.rows
+        left = len(rows) - task.first
+        wanted = left if task.rows is None else task.rows
+        if not 0 < wanted <= left:
+            there = f"the {len(rows)} of the {task.split} split" + (
+                f" less the first {task.first}" if task.first else ""
+            )
+            raise ValueError(f"{task}: rows must be at most {there}, got {wanted}")
         team.check_rows(str(task), wanted)
-        if wanted > len(rows):
-            raise ValueError(f"{task}: rows must be at most the {len(rows)} of the {task.split} split, got {wanted}")
-        if task.unit == "pixel" and rows.ndim != 4:
+        if rows.ndim != 4 and any(row.get("unit") == "pixel" for row in task.identities()):
             raise ValueError(f'{task}: unit must be "feature" for rows of shape {tuple(rows.shape[1:])}, got "pixel"')
         if task.what == "certified_accuracy":
             network = build(_fitted(task.classifier, data), seed=0).eval()

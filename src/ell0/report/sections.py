@@ -10,11 +10,27 @@ from ..results import WORST_CASE, Measurement, Results
 from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, span
 from .run_files import Exhibit, LogLine, Run
-from .selection import Rows, attack_of, attack_words, beta_words, box_of, effort_of, grouped, least_of, spent_on, who
+from .selection import (
+    Rows,
+    attack_of,
+    attack_words,
+    beta_words,
+    box_of,
+    effort_of,
+    grouped,
+    least_of,
+    spent_on,
+    who,
+    within,
+)
 from .verdicts import Flag, Verdict, flags_of, verdict_of
 
 _SHARES = Axis("robust accuracy", ends=(0.0, 100.0), unit=" %")
 _ENDS = ("final_loss", "train_accuracy", "validation_accuracy")
+_COUNTED = {
+    "positions": "pixels with a changed channel",
+    "fallen": "pixels with a channel that fell, as the paper's code",
+}
 _STAGES = {"training_seconds": "training", "epoch_seconds": "one epoch", "attack_seconds": "attacks in training"}
 
 
@@ -67,7 +83,8 @@ def view_of(run: Run) -> View:
     clean, certified = ([row for row in shares if row.what == f"{kind}_accuracy"] for kind in ("clean", "certified"))
     radii, medians = ([row for row in rows if row.what == what] for what in ("certified_radius", "median_distance"))
     # What an attack of a cascade left standing is no figure of that attack: it was given what others had left.
-    robust = [row for row in shares if row.what == "robust_accuracy" and "attacked" not in row.beside]
+    every = [row for row in shares if row.what == "robust_accuracy" and "attacked" not in row.beside]
+    robust, of_right = ([row for row in every if ("over" in row) == given] for given in (False, True))
     # Where some budgets count features, those in pixels stand apart: the two are no points of one curve.
     pixels = [row for row in robust if row.get("unit") == "pixel"]
     apart = pixels if len(pixels) < len(robust) else []
@@ -75,7 +92,7 @@ def view_of(run: Run) -> View:
     single = [row for row in robust if attack_of(row) != WORST_CASE and row not in apart]
     times = [row for row in rows if row.what.endswith("_seconds")]
     ends = [row for row in rows if row.what in _ENDS]
-    seen = {id(row) for row in (*clean, *certified, *radii, *robust, *medians, *times, *ends)}
+    seen = {id(row) for row in (*clean, *certified, *radii, *every, *medians, *times, *ends)}
     others = [row for row in run.results.rows if id(row) not in seen]
     styles = {name: i for i, name in enumerate(dict.fromkeys([*(who(row) for row in rows), *run.logs]))}
     counted = {row["unit"] for row in run.results.rows if row.get("budget") is not None and "unit" in row}
@@ -89,6 +106,9 @@ def view_of(run: Run) -> View:
         Section("Robust accuracy over budget and queries", charts=list(_curves(worst, single, styles, units))),
         certified_section(certified, radii, [*worst, *apart], units) if certified else None,
         _listing("Counted in pixels", "Robust accuracy where one change is one pixel, with all its channels", apart),
+        _listing(
+            "Of the rows classified rightly", "Robust accuracy as a share of the rows classified rightly", of_right
+        ),
         Section("Clean and attacked images", exhibits=run.exhibits),
         _medians(medians, units, items) if medians else None,
         _training(run.logs, ends, styles),
@@ -118,7 +138,7 @@ def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
         classifiers.append((name, rows[0], Cell.share(largest) if largest else None, budgets))
     return {
         "classifiers": classifiers,
-        "boxes": [(beta, {row.n for row in rows}) for beta, rows in boxes],
+        "boxes": [(beta, within(rows[0]) or "all attacks", {row.n for row in rows}) for beta, rows in boxes],
         "worst": {(who(row), row.get("budget"), row.get("beta")): Cell.share(row) for row in least_of(worst, "beta")},
         "decided": {(who(row), row.get("budget")): row.decided for row in least_of(worst)},
         "groups": [(group, [(effort, {row.n for row in rows}) for effort, rows in some]) for group, some in groups],
@@ -255,13 +275,14 @@ def _training(logs: dict[str, list[LogLine]], ends: Rows, styles: dict[str, int]
 def _medians(rows: Rows, units: str, items: str) -> Section:
     lines = []
     for row in rows:
-        box = NONE if row.get("beta") is None else f"within ±{number(row['beta'])}"
         repeats = row.get("repeats")  # how often the attack ran on a row, of which the nearest point counts
         runs = None if repeats is None else "one run" if repeats == 1 else f"the nearest of {number(repeats)} runs"
-        attack = ", ".join(filter(None, [str(row.get("attack", NONE)), runs]))
-        lines.append((who(row), attack, box, Cell.plain(row), number(row.n)))
-    table = PageTable(("classifier", "attack", "values", "median distance", "n"), tuple(lines))
-    changed = f"Median number of {units} that the attack changed, over the test {items}, with 95 % interval"
+        rule = f"rule {row['rule']}" if "rule" in row else None
+        attack = ", ".join(filter(None, [str(row.get("attack", NONE)), rule, runs]))
+        counted = _COUNTED.get(row.get("count", ""), f"{row.get('unit', units[:-1])}s changed")
+        lines.append((who(row), attack, within(row) or NONE, counted, Cell.plain(row), number(row.n)))
+    table = PageTable(("classifier", "attack", "values", "counted", "median distance", "n"), tuple(lines))
+    changed = f"Median number of changes that the attack made, over the test {items}, with 95 % interval"
     return Section("Median distance", table=table, caption=f"{changed}; a stronger attack may need fewer")
 
 

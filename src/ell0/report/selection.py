@@ -12,11 +12,18 @@ from .formatting import number
 Key = TypeVar("Key", bound=Hashable)
 Rows = list[Measurement]
 
-_SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "steps", "beta", "protocol", "unit")
+_SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "steps", "beta", "box", "protocol", "unit")
+
+
+def within(row: Measurement) -> str | None:
+    """The box of a row, in words."""
+    if row.get("beta") is None:
+        return None
+    return f"within {number(row['beta'])} times the image range" if "box" in row else f"within ±{number(row['beta'])}"
 
 
 def beta_words(row: Measurement) -> str | None:
-    return None if row.get("beta") is None else f"values within ±{number(row['beta'])}"
+    return None if row.get("beta") is None else f"values {within(row)}"
 
 
 def who(row: Measurement) -> str:

@@ -9,7 +9,19 @@ from markupsafe import Markup
 
 from ..results import WORST_CASE, Measurement
 from .formatting import GAP, ends, figure_words, number, paper_share, percent, span, tenths
-from .selection import Rows, attack_of, attack_words, beta_words, box_of, effort_of, grouped, least_of, spent_on, who
+from .selection import (
+    Rows,
+    attack_of,
+    attack_words,
+    beta_words,
+    box_of,
+    effort_of,
+    grouped,
+    least_of,
+    spent_on,
+    who,
+    within,
+)
 
 
 @dataclass(frozen=True)
@@ -94,11 +106,10 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str) -> Markup:
         # Truncated against plain networks, whichever is best: the strongest rival and the weakest.
         rivals = [row for row in others if (row.get("k") == 0) != (best.get("k") == 0)] or others
         others = rivals[:1] + ([min(rivals[1:], key=lambda row: row.value)] if rivals[1:] else [])
-    budget, beta = best.get("budget"), best.get("beta")
+    budget, box = best.get("budget"), within(best)
     changes = f"1 {units[:-1]} is" if budget == 1 else f"{number(budget)} {units} are"
-    within = "" if beta is None else f" within ±{number(beta)}"
     sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {} set to any value{}").format(
-        who(best), keeps, figure_words(best), number(best.n), items, changes, within
+        who(best), keeps, figure_words(best), number(best.n), items, changes, f" {box}" if box else ""
     )
     rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row.value)) for row in others]
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
