@@ -9,6 +9,7 @@ import tables
 import torch
 from numpy.typing import NDArray
 
+from ell0.data import SETS
 from ell0.ops import truncated_linear
 
 Floats = NDArray[np.float64]
@@ -59,7 +60,7 @@ def test_robust_accuracies_of_the_paper_are_multiples_of_a_512th() -> None:
 
 
 def test_the_box_of_beta_1_on_cifar_leaves_the_range_of_the_images_at_four_of_six_ends() -> None:
-    mean, deviation = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
+    mean, deviation = np.array(SETS["cifar10"].mean), np.array(SETS["cifar10"].deviation)
     low, high = -mean / deviation, (1 - mean) / deviation
     box = -2.429065704345703, 2.7537312507629395
     assert np.allclose([low.min(), high.max()], box, atol=1e-6)

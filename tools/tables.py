@@ -216,8 +216,8 @@ def theory(files: Files) -> MarkdownTable:
 
 
 Entries = dict[str, Any]
-Rows = dict[str, tuple[str, Entries]]
-"""Words of a line, and for it a results file and entries of its measurements."""
+Rows = dict[str, tuple[str | tuple[str, ...], Entries]]
+"""Words of a line, and for it a results file and entries of its measurements; several files: see `Files.seek`."""
 Make = Callable[[Files], MarkdownTable]
 
 
@@ -226,15 +226,13 @@ def grid(head: str, rows: Rows, columns: dict[str, Entries], note: str = "") -> 
 
     def make(files: Files) -> MarkdownTable:
         lines = [
-            [words, *(cell(files[file], {**which, **asked}) for asked in columns.values())]
+            [words, *(cell(files, file, {**which, **asked}) for asked in columns.values())]
             for words, (file, which) in rows.items()
         ]
-        return MarkdownTable([head, *columns], lines, note)
+        return MarkdownTable([head, *columns], lines, "; ".join(filter(None, [note, *waiting(lines)])))
 
-    def cell(results: Results, asked: Entries) -> str | Measurement:
-        # Behind a clamp no value is worth more than one within 1, so that alone was measured.
-        measured = asked.get("beta") is None or results.select(beta=asked["beta"])
-        return results.find(**asked) if measured else NONE
+    def cell(files: Files, file: str | tuple[str, ...], asked: Entries) -> str | Measurement:
+        return files[file].find(**asked) if isinstance(file, str) else files.seek(*file, **asked) or MISSING
 
     return make
 
@@ -243,14 +241,14 @@ def of(**entries: Any) -> Entries:
     return entries
 
 
-def classifiers(file: str, names: dict[str, str]) -> Rows:
+def classifiers(file: str | tuple[str, ...], names: dict[str, str]) -> Rows:
     """Lines of one file: words -> classifier."""
     return {words: (file, of(classifier=name)) for words, name in names.items()}
 
 
-def boxes(budgets: Sequence[int]) -> dict[str, Entries]:
+def boxes(budgets: Sequence[int], unit: str = "feature") -> dict[str, Entries]:
     """Clean accuracy, and the worst case at these budgets within two boxes of values."""
-    worst = of(attack=WORST_CASE, unit="feature", over=None)
+    worst = of(attack=WORST_CASE, unit=unit, over=None)
     return {"clean": of(what="clean_accuracy")} | {
         f"{m} changed within {beta:g}": of(**worst, budget=m, beta=beta) for beta in (1.0, 100.0) for m in budgets
     }
@@ -277,7 +275,7 @@ def mnist_baselines(*budgets: int) -> Make:
     return make
 
 
-def certified(head: str, sources: Rows, budgets: Sequence[int], rivals: str) -> Make:
+def certified(head: str, sources: dict[str, tuple[str, Entries]], budgets: Sequence[int], rivals: str) -> Make:
     """Certified accuracy at any value, ours and the rivals': means over classifiers; last the published medians."""
 
     def make(files: Files) -> MarkdownTable:
@@ -308,7 +306,7 @@ class Printed:
 
     words: str
     value: float | str
-    files: Sequence[str]
+    files: tuple[str, ...]
     which: Entries
     n: int | None = None
     why: str = ""
@@ -338,7 +336,10 @@ def waiting(lines: Sequence[Sequence[str | Measurement]]) -> list[str]:
 
 
 def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | None = None, note: str = "") -> Make:
-    """Numbers of the paper, one a line, beside ours. columns: titles, and further entries or other files of ours."""
+    """Numbers of the paper, one a line, beside ours.
+
+    columns: titles, and further entries or other files of ours; in a classifier's name {} is that of the line.
+    """
     columns = columns or {"here": {}}
 
     def make(files: Files) -> MarkdownTable:
@@ -350,6 +351,8 @@ def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | 
         found = {}
         for title, more in columns.items():
             asked = {"files": one.files, **one.which, **more}
+            if "classifier" in more:
+                asked["classifier"] = more["classifier"].format(one.which["classifier"])
             row = files.seek(*asked.pop("files"), **asked)
             if row is not None:
                 found[title] = replace(row, paper=None)
@@ -384,21 +387,21 @@ TABLE_2 = {
 """Medians of the paper's Table 2 for beta = 100 and 1; it is not said which network without truncation is meant."""
 
 
-def sources(classifier: str, table: int) -> Sequence[str]:
+def sources(classifier: str, table: int) -> tuple[str, ...]:
     """The results files of a classifier in a table of the paper: CIFAR-10 is run a network at a time, or as a whole."""
     if classifier.startswith("F"):
-        return [f"mnist-table{table}"]
+        return (f"mnist-table{table}",)
     part = "base" if classifier == "VGG base" else recipe.slug(classifier)
-    return [f"cifar-table{table}-{part}", f"cifar-table{table}"]
+    return f"cifar-table{table}-{part}", f"cifar-table{table}"
 
 
 def paper_table_1(names: Sequence[str], columns: dict[str, Entries], **which: Any) -> Make:
-    """Table 1 of the paper. Columns of other files are about another training of F(10) or VGG(10)."""
+    """Table 1 of the paper, of some classifiers."""
     search = of(what="robust_accuracy", attack="sparse_rs", beta=100.0, **which)
     attacked = [title for title, more in columns.items() if more.get("over") or more.get("values")]
     numbers = []
     for name in names:
-        where = of(files=sources(name, 1), never=[] if "10" in name else [t for t in columns if "files" in columns[t]])
+        where = of(files=sources(name, 1), never=["another training"] if name == "VGG(0)" else [])
         clean = of(classifier=name, what="clean_accuracy")
         more = {**where, "never": [*where["never"], *attacked]}
         numbers.append(Printed(f"{name}, clean", CLEAN_1[name], which=clean, n=10_000, **more))
@@ -427,7 +430,9 @@ def paper_table_2(names: Sequence[str], ways: dict[str, Entries]) -> Make:
         return MarkdownTable(["median, Pointwise", *numbers], lines, "; ".join([note, *waiting(lines)]))
 
     def cell(files: Files, one: Printed, way: Entries) -> str:
-        asked = {"files": one.files, **one.which, **way}
+        asked = {"files": one.files, "never": (), **one.which, **way}
+        if asked["classifier"] in asked.pop("never"):
+            return NONE
         found = files.seek(*asked.pop("files"), **asked)
         if found is None:
             return MISSING
@@ -487,9 +492,43 @@ def layers(file: str, kinds: dict[str, Entries]) -> Rows:
     return {words: (file, which) for words, which in kinds.items()}
 
 
+def printed(words: str, value: float | str, *files: str, **which: Any) -> Printed:
+    return Printed(words, value, files, which)
+
+
+CLEAN, RHO = of(what="clean_accuracy"), of(what="median_distance")
+EPOCH, TRAINED = of(what="epoch_seconds"), of(what="training_seconds")
+ABS, ABLATION, VGG_0, VGG_10 = (of(classifier=name) for name in ("ABS", "ablation(45)", "VGG(0)", "VGG(10)"))
+AT_12 = of(what="robust_accuracy", attack="sparse_rs", budget=12, over=None)
+TEXT = [
+    printed("base classifier, MNIST, as the paper says", 0.993, "mnist-baselines", **CLEAN, classifier="F(0) plain"),
+    printed("the same, images normalised", 0.993, "mnist-scale", **CLEAN, classifier="F(0) base, normalised"),
+    printed("the same, larger rate, images moved", 0.993, "mnist-base", **CLEAN, classifier="F(0) base, moved"),
+    printed("base classifier, CIFAR-10, approximately", 0.91, "cifar-base", **CLEAN, classifier="VGG base"),
+    printed("ABS, 12 changed within 1, 10,000 queries", 0.45, "mnist-abs", **ABS, **AT_12, beta=1.0, queries=10_000),
+    Printed("ABS, 12 changed within 1, as its authors report it", 0.78, (), {}, why="a figure of another paper"),
+    printed("ABS, 12 changed within 100, 10,000 queries", 0.0, "mnist-abs", **ABS, **AT_12, beta=100.0, queries=10_000),
+    printed("ABS, 12 changed within 100, 100 queries", 0.0, "mnist-abs", **ABS, **AT_12, beta=100.0, queries=100),
+    printed("ABS, rho within 1, by the text", 22, "mnist-abs", **ABS, **RHO, beta=1.0),
+    printed("ABS, rho within 1, by the caption of Table 2", 21, "mnist-abs", **ABS, **RHO, beta=1.0),
+    printed("ABS, rho within 100", 1, "mnist-abs", **ABS, **RHO, beta=100.0),
+    printed("ablation, rho within 1, as its authors report it", 31, "mnist-ablation", **ABLATION, **RHO, beta=1.0),
+    printed("ablation, rho within 100", "not effective", "mnist-ablation", **ABLATION, **RHO, beta=100.0),
+    printed("ablation, 12 changed within 1", "could not test", "mnist-ablation", **ABLATION, **AT_12, beta=1.0),
+    printed("ablation, 12 changed within 100", "could not test", "mnist-ablation", **ABLATION, **AT_12, beta=100.0),
+    *(
+        printed(f"epoch of F({k})", words, "bench-train-h200", what="epoch", unit="seconds", k=k)
+        for k, words in ((0, "0.5 s"), (10, "29-30 s"), (1, "26-27 s"))
+    ),
+    printed("epoch of VGG(0)", "13-14 s", *sources("VGG(0)", 1), **EPOCH, **VGG_0),
+    printed("epoch of VGG(10)", "32-33 s", *sources("VGG(10)", 1), **EPOCH, **VGG_10),
+    printed("training of F(10)", "roughly 5 days", "mnist-f10", **TRAINED),
+    printed("training of VGG(10)", "roughly 5 days", *sources("VGG(10)", 1), **TRAINED, **VGG_10),
+]
+"""Numbers of the paper's text."""
+
 SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature", over=None)
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
-VGG = classifiers("cifar-table1-100", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"})
 DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
 
 TABLES: dict[str, Make] = {
@@ -536,57 +575,40 @@ TABLES: dict[str, Make] = {
         "mnist-rivals",
     ),
     "mnist-sandwich": mnist_sandwich,
-    "cifar-table1": grid(
-        "CIFAR-10",
-        VGG,
-        {"clean": of(what="clean_accuracy")}
-        | {f"{m} changed, {q:,} queries": of(**SEARCH, budget=m, queries=q) for m in (3, 8) for q in (300, 1000, 5000)},
-        "Sparse-RS with values within 100",
-    ),
-    "cifar-table2": grid(
-        "median changed features, one run",
-        classifiers("cifar-table2-100", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"}),
-        {f"values within {beta:g}": of(what="median_distance", beta=beta) for beta in (100.0, 1.0)},
-    ),
     "cifar-all-attacks": grid(
+        "CIFAR-10, changed pixels",
+        {name: (sources(name, 1), of(classifier=name)) for name in ("VGG(0)", "VGG(10)")}
+        | classifiers(("cifar-table1-again",), {"VGG(10), another training": "VGG(10)"}),
+        boxes((3, 8), "pixel"),
+        "all attacks with 5,000 queries, 300 steps",
+    ),
+    "cifar-best": grid(
         "CIFAR-10",
-        VGG | classifiers("cifar-best", {"clamped, an attack in every step": "VGG clamped, TRADES"}),
-        boxes((3, 8)) | {"20 pixels within 1": of(attack=WORST_CASE, unit="pixel", budget=20, beta=1.0)},
+        classifiers("cifar-best", {"clamped, an attack in every step": "VGG clamped, TRADES"}),
+        {"clean": of(what="clean_accuracy")}
+        | {
+            f"{m} {unit}s within 1": of(attack=WORST_CASE, unit=unit, budget=m, beta=1.0)
+            for unit, m in (("feature", 3), ("feature", 8), ("pixel", 20))
+        },
         "all attacks with 5,000 queries, 300 steps",
     ),
     "cifar-truncations": grid(
-        "VGG on CIFAR-10",
+        "VGG on CIFAR-10, changed pixels",
         classifiers(
-            "cifar-truncations",
+            ("cifar-truncations",),
             {
                 "no truncation": "VGG(0)",
-                "k = 10 of the input's 3,072 numbers": "VGG(10), input",
+                "k = 10 of each channel's 1,024 values": "VGG(10), channels",
+                "k = 10 of the input's 3,072 numbers, with trained scales": "VGG(10), weighted input",
                 "k = 4 of a field's 27 products": "VGG(4), products of a field",
                 "k = 2 of a field's 9 pixels": "VGG(2), pixels of a field",
             },
         ),
-        boxes((3, 8)),
+        boxes((3, 8), "pixel"),
         "all attacks with 1,000 queries, 100 steps",
     ),
-    "cifar-epoch": grid(
-        "CIFAR-10",
-        classifiers("cifar-epochs", {"VGG(0)": "VGG(0)", "VGG(10)": "VGG(10)"}),
-        {"one epoch": of(what="epoch_seconds")},
-        "medians of epochs",
-    ),
-    "cifar-repeat": grid(
-        "CIFAR-10",
-        classifiers("cifar-table1-100", {"VGG(10)": "VGG(10)"})
-        | classifiers("cifar-table1-100-earlier", {"VGG(10), an earlier training": "VGG(10)"}),
-        {f"Sparse-RS, {m} changed within 100": of(**SEARCH, budget=m, queries=5000) for m in (3, 8)}
-        | {
-            f"all attacks, {m} changed within 1": of(attack=WORST_CASE, unit="feature", budget=m, beta=1.0)
-            for m in (3, 8)
-        },
-        "5,000 queries",
-    ),
     "cifar-scale": grid(
-        "VGG(10), 15 epochs, 8 changed, validation split",
+        "VGG(10) with trained scales, 15 epochs, 8 changed features, validation split",
         classifiers("cifar-scale", {"images in [-1, 1]": "VGG(10)"})
         | classifiers("cifar-scale-unit", {"images in [0, 1]": "VGG(10)"}),
         {f"values within {beta:g}": of(what="robust_accuracy", budget=8, beta=beta) for beta in (1.0, 100.0)},
@@ -651,7 +673,11 @@ TABLES: dict[str, Make] = {
     ),
     "paper-table1-mnist": paper_table_1(
         ["F(0)", "F(10)"],
-        {"of all rows": of(over=None), "of the rows classified rightly": of(over="right")},
+        {
+            "of all rows": of(over=None),
+            "of the rows classified rightly": of(over="right"),
+            "images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised"),
+        },
         values="corners",
     ),
     "paper-table1-cifar": paper_table_1(
@@ -678,7 +704,7 @@ TABLES: dict[str, Make] = {
             }.items()
             for repeats in ((10,) if way["rule"] == "foolbox" else (10, 1))
         }
-        | {"changed pixels, foolbox 3.3.4 itself, one run": of(files=["mnist-foolbox"], repeats=1)},
+        | {"changed pixels, foolbox itself, one run": of(files=["mnist-foolbox"], never=["F(0) base"], repeats=1)},
     ),
     "paper-table2-cifar": paper_table_2(
         ["VGG(0)", "VGG base", "VGG(10)"],
@@ -693,56 +719,7 @@ TABLES: dict[str, Make] = {
     ),
     "paper-figure1": paper_figure_1,
     "paper-theorem2": paper_theorem_2,
-    "paper-text": beside(
-        "text",
-        [
-            Printed(
-                f"base classifier on MNIST, {words}", 0.993, [file], of(classifier=name, what="clean_accuracy"), 10_000
-            )
-            for words, file, name in (
-                ("trained as the paper says", "mnist-baselines", "F(0) plain"),
-                ("larger rate, images moved", "mnist-base", "F(0) base, moved"),
-            )
-        ]
-        + [Printed("base classifier, CIFAR-10", 0.91, ["cifar-base"], of(classifier="VGG base", what="clean_accuracy"))]
-        + [
-            Printed(
-                f"ABS, 12 changed within {beta:g}, 10,000 queries",
-                share,
-                "mnist-abs",
-                of(classifier="ABS", what="robust_accuracy", attack="sparse_rs", budget=12, queries=10_000, beta=beta),
-            )
-            for beta, share in ((1.0, 0.45), (100.0, 0.0))
-        ]
-        + [Printed("ABS, 12 changed within 1, as its authors report it", 0.78, [], {}, why="a figure of another paper")]
-        + [
-            Printed(
-                f"{words}, rho within {beta:g}",
-                rho,
-                f"mnist-{file}",
-                of(classifier=name, what="median_distance", beta=beta),
-            )
-            for words, file, name, beta, rho in (
-                ("ABS", "abs", "ABS", 1.0, 22),
-                ("ABS, by the caption of Table 2", "abs", "ABS", 1.0, 21),
-                ("ABS", "abs", "ABS", 100.0, 1),
-                ("randomised ablation, as its authors report it", "ablation", "ablation(45)", 1.0, 31),
-            )
-        ]
-        + [
-            Printed(f"epoch of F({k})", words, ["bench-train-h200"], of(unit="seconds", what="epoch", k=k))
-            for k, words in ((0, "0.5 s"), (10, "29-30 s"), (1, "26-27 s"))
-        ]
-        + [
-            Printed(f"epoch of {name}", words, sources(name, 1), of(what="epoch_seconds", classifier=name))
-            for name, words in (("VGG(0)", "13-14 s"), ("VGG(10)", "32-33 s"))
-        ]
-        + [
-            Printed(f"training of {name}", "roughly 5 days", files, of(classifier=name, what="training_seconds"))
-            for name, files in (("F(10)", ["mnist-f10"]), ("VGG(10)", sources("VGG(10)", 1)))
-        ],
-        note="the paper's epochs on an RTX-3080, its trainings on two GTX-1080",
-    ),
+    "paper-text": beside("text", TEXT, note="the paper's epochs on an RTX-3080, its trainings on two GTX-1080"),
 }
 
 
