@@ -86,7 +86,9 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("truncated", "dense")) -> C
     classes, hidden = draw(st.integers(2, 3)), draw(st.integers(2, 5))
     rising: list[nn.Module] = [InputClamp(-0.8, 1.0)] if draw(st.integers(0, 5)) == 0 else []
     # By a power of two: float32 and float64 scale alike but for one rounding.
-    rising += [InputScale(-0.75, 1.25)] if draw(st.integers(0, 5)) == 0 else []
+    by_channel = pixels and draw(st.booleans())
+    scale = InputScale((-0.75, 0.25), (1.25, 0.75)) if by_channel else InputScale(-0.75, 1.25)
+    rising += [scale] if draw(st.integers(0, 5)) == 0 else []
     depth, bias = draw(st.integers(1, 3)), draw(st.booleans())
     widths = (d, *(hidden, 3)[: depth - 1], classes)
     first = TruncatedLinear(d, widths[1], k, bias) if kind == "truncated" else nn.Linear(d, widths[1], bias)

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ell0 import ATTACKS, L0Ball, certify, models, ops
-from ell0.nn import TruncatedConv2d, TruncatedLinear
+from ell0.nn import InputScale, InputTruncation, TruncatedConv2d, TruncatedLinear
 from ell0.ops import gpu, reference
 from ell0.threat import Unit
 
@@ -259,7 +259,13 @@ def check_cuda_graphs() -> None:
     check_graph(model, (784,), plain_loss)
     for unit, (loss, share) in product(get_args(Unit), ((plain_loss, 0.0), (half_loss, 0.05))):
         check_graph(partial(convolutional, unit), (3, 8, 8), loss, share)
+    check_graph(normalised, (3, 8, 8), plain_loss, 0.05)
     check_graph(partial(models.mlp, 0, in_features=12, hidden=(4,), classes=4), (3, 2, 2), certified_loss)
+
+
+def normalised() -> nn.Module:
+    scale = InputScale.normalising((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
+    return nn.Sequential(scale, models.small_cnn(3, in_shape=(3, 8, 8), classes=4))
 
 
 def check_graph(
@@ -323,6 +329,16 @@ def check_autocast() -> None:
         assert layer(x).dtype == torch.float32
 
 
+def check_input_truncation() -> None:
+    """Ties, infinities and NaN are treated as on the CPU, in any layout and under autocast."""
+    x = torch.randint(-9, 10, (200, 3, 32, 32), generator=Generator().manual_seed(0)).float()
+    x[0, 0, 0, :5], x[1, 1, 3, 7], x[2] = INF, NAN, 1.0
+    layer = InputTruncation((3, 32, 32), 10)
+    for images_ in (x.to(DEVICE), x.to(DEVICE, memory_format=torch.channels_last)):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            torch.testing.assert_close(layer(images_).cpu(), layer(x), rtol=0, atol=0, equal_nan=True)
+
+
 def check_attacks() -> None:
     """Everything stays on the device of the input, and claims hold there."""
     torch.manual_seed(0)
@@ -352,6 +368,7 @@ GPU_ONLY: dict[str, Callable[[], None]] = {
     "graphs": check_cuda_graphs,
     "compile": check_compile,
     "autocast": check_autocast,
+    "input-truncation": check_input_truncation,
     "attacks": check_attacks,
 }
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
-from ell0 import L0Ball
+from ell0 import L0Ball, models
 from ell0.attacks import adaptive, sparse_rs
 from ell0.attacks.adaptive import _scorer
 from ell0.attacks.contract import Victim
+from ell0.data import SETS
 from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ell0.threat import Unit
 
@@ -95,6 +96,27 @@ def test_values_inside_a_mask() -> None:
     assert (used.abs() < 5).any()
 
 
+@pytest.mark.parametrize("seed", [2, 4])
+def test_a_normalised_and_truncated_image_is_not_safe_from_values_inside(seed: int) -> None:
+    cifar, g = SETS["cifar10"], Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    scale = InputScale.normalising(cifar.mean, cifar.deviation)
+    net = nn.Sequential(scale, models.small_cnn(4, in_shape=(3, 8, 8), classes=4))
+    x = torch.rand(60, 3, 8, 8, generator=g) * 2 - 1
+    y, ball = net(x).argmax(1), L0Ball(2, "pixel", *cifar.box(100))
+    with Victim(net, x, y, ball) as victim:
+        scorer, slope = _scorer(victim), victim.slopes(x, torch.arange(60), straight=True)[1]
+        assert scorer.inner is not None
+        inner = L0Ball(2, "pixel", *(victim.points(end) for end in scorer.inner))
+    assert (slope != 0).flatten(1).all(1).all()
+    # The mask lets the values inside through.
+    changed = torch.where(torch.rand(x.shape, generator=g) < 0.05, inner.high, x)
+    assert (InputTruncation((3, 8, 8), 4)(scale(changed))[changed != x] != 0).float().mean() > 0.9
+    found = adaptive(net, x, y, ball, queries=100)
+    for box in (inner, ball):
+        assert found.success.sum() > sparse_rs(net, x, y, box, queries=100).success.sum()
+
+
 @pytest.mark.parametrize(
     ("layers", "kind"),
     [
@@ -161,16 +183,26 @@ def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) 
     assert torch.equal(clamped.success, plain.success)
 
 
-@pytest.mark.parametrize("first", [TruncatedLinear(60, 60, 5), InputTruncation(60, 5)], ids=str)
-def test_a_scale_hides_nothing(first: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        nn.Sequential(nn.Flatten(), TruncatedLinear(60, 60, 5)),
+        InputTruncation((3, 5, 4), 5),
+        InputTruncation((3, 5, 4), 5, weighted=True),
+    ],
+)
+@pytest.mark.parametrize("scale", [InputScale(-3.0, 1.0), InputScale((-3.0, 0.0, -1.0), (1.0, 2.0, -0.5))], ids=str)
+@pytest.mark.parametrize("unit", ["feature", "pixel"])
+def test_a_scale_hides_nothing(first: nn.Module, scale: InputScale, unit: Unit) -> None:
     """The attack on a network behind a scale is that on the network itself, of images and a box that are scaled."""
-    g, scale = Generator().manual_seed(0), InputScale(-3.0, 1.0)  # exact in floating point
-    net = hidden(first, g)
-    x = torch.randint(-64, 65, (40, 60), generator=g).double() / 64
+    g = Generator().manual_seed(0)  # the scales are exact in floating point
+    net = hidden(nn.Sequential(first, nn.Flatten()), g)
+    x = torch.randint(-64, 65, (40, 3, 5, 4), generator=g).double() / 64
     with torch.no_grad():
         y = net(scale(x)).argmax(1)
-    plain = adaptive(net, scale(x), y, L0Ball(1, low=-15.25, high=16.75), queries=60, candidates=4)
-    scaled = adaptive(nn.Sequential(scale, net), x, y, L0Ball(1, low=-64, high=64), queries=60, candidates=4)
+    low, high = (scale(torch.full((1, 3, 5, 4), end, dtype=torch.float64))[0] for end in (-64.0, 64.0))
+    plain = adaptive(net, scale(x), y, L0Ball(1, unit, low, high), queries=60, candidates=4)
+    scaled = adaptive(nn.Sequential(scale, net), x, y, L0Ball(1, unit, -64, 64), queries=60, candidates=4)
     assert not plain.success.all()
     assert torch.equal(scaled.success, plain.success)
     torch.testing.assert_close(scaled.margin, plain.margin)

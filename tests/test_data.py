@@ -94,6 +94,8 @@ def test_the_box_is_that_of_the_papers_supplement(beta: float) -> None:
     assert torch.equal(torch.cat([low, high]).flatten(), torch.tensor([-beta, beta]))
     cifar = SETS["cifar10"]
     ends = cifar.box(beta)
+    swapped = replace(cifar, mean=cifar.mean[::-1], deviation=cifar.deviation[::-1]).box(beta)
+    assert all(torch.equal(one.flip(0), other) for one, other in zip(ends, swapped, strict=True))
     assert all(end.shape == (3, 1, 1) for end in ends)
     # MIN and MAX of the supplement, over all channels.
     least, most = -2.429065704345703, 2.7537312507629395

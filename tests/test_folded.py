@@ -1,4 +1,4 @@
-"""Batch norms merged into convolutions: the same function, and nothing else touched."""
+"""Batch norms merged into the layers before them: the same function, and nothing else touched."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ell0.nn import InputTruncation, folded
+from ell0.nn import InputScale, InputTruncation, TruncatedLinear, folded
 
 
-def norm(channels: int) -> nn.BatchNorm2d:
+def norm(channels: int, kind: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Module:
     """With statistics and weights of both signs."""
-    layer = nn.BatchNorm2d(channels)
+    layer = kind(channels)
     for tensor in (layer.running_mean, layer.weight.data, layer.bias.data):
         assert tensor is not None
         tensor.normal_()
@@ -28,19 +28,26 @@ def norm(channels: int) -> nn.BatchNorm2d:
 def test_the_function_stays(seed: int, relu: bool, bias: bool, groups: int, inner: bool) -> None:
     torch.manual_seed(seed)
     block = [nn.Conv2d(4, 6, 3, 2, 1, 1, groups, bias), norm(6), *([nn.ReLU()] if relu else [])]
-    tail = [nn.MaxPool2d(2), nn.Conv2d(6, 4, 1), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 2 * 2, 3)]
+    tail = [nn.MaxPool2d(2), nn.Conv2d(6, 4, 1), norm(4), nn.ReLU(), nn.Flatten()]
+    tail += [nn.Sequential(nn.Linear(16, 5, bias), norm(5, nn.BatchNorm1d), nn.ReLU(), nn.Linear(5, 3))]
     parts = [nn.Sequential(*block), *tail] if inner else [*block, *tail]
-    model = nn.Sequential(InputTruncation((4, 8, 8), 2), *parts).eval()
+    model = nn.Sequential(InputScale(range(4), range(1, 5)), InputTruncation((4, 8, 8), 2), *parts).eval()
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(3, 4, 8, 8, requires_grad=True)
     short = folded(model)
-    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in short.modules())
+    assert not any(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in short.modules())
     want, got = model(x), short(x)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     slopes = [torch.autograd.grad(out.sum(), x)[0] for out in (got, want)]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_a_linear_layer_may_see_more_than_rows() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), norm(3, nn.BatchNorm1d)).eval()
+    for x in (torch.randn(7, 4), torch.randn(7, 3, 4)):
+        torch.testing.assert_close(folded(model)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_layer_may_be_used_twice() -> None:
@@ -85,11 +92,13 @@ def hooked() -> nn.Sequential:
         nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), norm(1)).eval(),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), norm(1)).eval(),
         nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, track_running_stats=False)).eval(),
+        nn.Sequential(nn.Linear(4, 3), norm(6, nn.BatchNorm1d)).eval(),
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)).eval(),
+        nn.Sequential(TruncatedLinear(4, 3, 1), norm(3, nn.BatchNorm1d)).eval(),
         norm_in_training(),
         hooked(),
         other_forward(),
     ],
-    ids=["no sequence", "in training", "padding", "not next", "no statistics", "norm in training", "hook", "forward"],
 )
 def test_what_cannot_be_merged_comes_back_itself(model: nn.Module) -> None:
     assert folded(model) is model

@@ -62,6 +62,11 @@ def test_a_mask_has_the_gradient_of_the_scaling() -> None:
     layer, x, upstream = elementwise(), numbers(6, 2, 3, 4), numbers(6, 2, 3, 4, seed=3)
     with surrogate_gradients(layer):
         torch.testing.assert_close(slope(layer, x, upstream), upstream * layer.weight)
+    plain = InputTruncation((2, 3, 4), 3)
+    with surrogate_gradients(plain):
+        assert torch.equal(slope(plain, x, upstream), upstream)
+        assert torch.equal(plain(x), InputTruncation((2, 3, 4), 3)(x))
+    assert (slope(plain, x, upstream) == 0).sum() == 6 * 2 * 6
 
 
 def test_a_clamp_lets_the_gradient_through_beyond_its_ends() -> None:

@@ -1,4 +1,4 @@
-"""Merges batch norms into convolutions, which makes the many forwards of an attack cheaper."""
+"""Merges batch norms into the layers before them, which makes the many forwards of an attack cheaper."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -6,15 +6,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 
 def folded(model: nn.Module) -> nn.Module:
-    """Returns a model with the same outputs, up to rounding, whose batch norms are merged into the convolutions.
+    """Returns a model with the same outputs, up to rounding, whose batch norms are merged into other layers.
 
     In an ``nn.Sequential``, nested ones included, each ``Conv2d`` followed by a ``BatchNorm2d`` (and perhaps a
-    ``ReLU``) becomes one layer with its own weights; all other layers are shared with the model. Later changes of the
-    model do not reach the merged weights. Returns the model itself if it is in training mode or nothing can be merged.
+    ``ReLU``), or ``Linear`` followed by a ``BatchNorm1d``, becomes one layer with its own weights; all other layers are
+    shared with the model. Later changes of the model do not reach the merged weights. Returns the model itself if it is
+    in training mode or nothing can be merged.
     """
     if model.training or not _is_plain(model, nn.Sequential):
         return model
@@ -30,13 +31,15 @@ def folded(model: nn.Module) -> nn.Module:
 def _merged(layers: list[nn.Module]) -> Iterator[nn.Module]:
     while layers:
         first, *layers = layers
-        if layers and _can_merge(first, layers[0]):
+        if not layers or not _can_merge(first, layers[0]):
+            yield folded(first)
+        elif isinstance(first, nn.Linear):
+            yield _Rows(first, cast(nn.BatchNorm1d, layers.pop(0)))
+        else:
             merged = fuse_conv_bn_eval(cast(nn.Conv2d, first), cast(nn.BatchNorm2d, layers.pop(0)))
             relu = bool(layers) and _is_plain(layers[0], nn.ReLU)
             yield _Convolution(merged, relu)
             layers = layers[relu:]
-        else:
-            yield folded(first)
 
 
 def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
@@ -45,11 +48,13 @@ def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and not changed
 
 
-def _can_merge(convolution: nn.Module, norm: nn.Module) -> bool:
-    if not (_is_plain(convolution, nn.Conv2d) and _is_plain(norm, nn.BatchNorm2d)):
-        return False
-    plain = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
-    return plain and not (convolution.training or norm.training) and norm.running_mean is not None
+def _can_merge(layer: nn.Module, norm: nn.Module) -> bool:
+    if _is_plain(layer, nn.Linear):
+        fits = _is_plain(norm, nn.BatchNorm1d) and norm.affine and norm.num_features == layer.out_features
+    else:
+        fits = _is_plain(layer, nn.Conv2d) and _is_plain(norm, nn.BatchNorm2d)
+        fits = fits and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return bool(fits) and not (layer.training or norm.training) and norm.running_mean is not None
 
 
 class _Convolution(nn.Module):
@@ -76,3 +81,18 @@ class _Convolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, {self._how}, relu={self.relu}"
+
+
+class _Rows(nn.Module):
+    """A linear layer and its batch norm, as one product for rows; other inputs are normed along another axis."""
+
+    def __init__(self, layer: nn.Linear, norm: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.training = False
+        self._pair = layer, norm  # no children: the model holds them
+        self.merged = fuse_linear_bn_eval(layer, norm).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(n, in_features)``, or as for the two layers."""
+        out: Tensor = self.merged(x) if x.ndim == 2 else self._pair[1](self._pair[0](x))
+        return out
