@@ -285,6 +285,20 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
     assert evaluate_line(ball=L0Ball(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_row_that_only_tf32_breaks_stands(everywhere: bool) -> None:
+    def model(x: Tensor) -> Tensor:
+        errs = everywhere or torch.get_float32_matmul_precision() == "high"
+        changed = (x != 1).any(1) & errs
+        return torch.stack([changed.float(), 1 - changed.float()], 1)
+
+    x, ball, rs = torch.ones(4, D), L0Ball(1, low=0.5, high=0.5), cascade(["sparse_rs"], queries=3)
+    evaluation = evaluate(model, x, torch.ones(4, dtype=torch.int64), ball, rs, tf32=True)
+    assert evaluation.robust_accuracy == (0.0 if everywhere else 1.0)
+    assert int((evaluation.x_adv == 0.5).sum()) == int((evaluation.x_adv != x).sum()) == (4 if everywhere else 0)
+    assert any("claims taken back: 4" in flag for flag in evaluation.flags) != everywhere
+
+
 def test_a_break_on_the_boundary_is_no_lie() -> None:
     """Rows with a clean margin of 4e-6 and logits near 10: batch noise of 1e-6 decides on which side a point lies."""
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)

@@ -18,6 +18,7 @@ from ..common import Progress, seeded, silent
 from ..evaluation import Evaluation, cascade, evaluate
 from ..nn import folded
 from ..parallel import ALONE, Team
+from ..precision import dense_products
 from ..results import CLEAN, Measurement, Row, Share, median
 from ..threat import L0Ball, Unit
 from .plan import Task, ball_within
@@ -58,7 +59,7 @@ class Subject:
         """beta: of the ball, to name the state by."""
         return evaluate(
             self.fast_network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
-            state_path=f"{self.state}-beta{beta:g}.npz", progress=self.progress, team=self.team,
+            tf32=self.x.is_cuda, state_path=f"{self.state}-beta{beta:g}.npz", progress=self.progress, team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -129,10 +130,11 @@ def _counted(task: Task, subject: Subject) -> Measured:
     assert attack is not None
 
     def counts(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-        result, others = pointwise_counts(
-            subject.fast_network, x, y, attack.ball(_units(x, attack.unit), x.device), (_positions, _fallen),
-            **attack.settings, generator=seeded(subject.seed, attack.name), rows=rows, progress=subject.progress,
-        )  # fmt: skip
+        with dense_products(tf32=x.is_cuda):
+            result, others = pointwise_counts(
+                subject.fast_network, x, y, attack.ball(_units(x, attack.unit), x.device), (_positions, _fallen),
+                **attack.settings, generator=seeded(subject.seed, attack.name), rows=rows, progress=subject.progress,
+            )  # fmt: skip
         return torch.cat([result.distance.unsqueeze(1), others], 1)
 
     rows = torch.arange(len(subject.x), device=subject.x.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
@@ -166,9 +166,8 @@ class _RecipeRun:
         found = self._team.once(partial(verdicts.load, path, weights))
         if found is None or not all(self._has(row) for row in task.identities()):
             known = [one for other, some in self._verdicts if task.shares_rows(other) for one in some]
-            certified = {other.classifier.name for other in self._recipe.tasks if other.what == "certified_accuracy"}
-            # Attacks see float32 if a certificate, which is about float32, is to be compared with them.
-            with dense_products(tf32=False) if task.classifier.name in certified else nullcontext():
+            # What is counted is counted in float32, as certificates are; attacks may query in TF32.
+            with dense_products(tf32=False):
                 rows, found = measure(task, subject, known)
             self._team.once(partial(verdicts.save, path, weights, found))
             for one, other in product(found, known):
