@@ -460,6 +460,14 @@ def paper_figure_1(files: Files) -> MarkdownTable:
     )
 
 
+def paper_differences(files: Files) -> MarkdownTable:
+    """The numbers of the paper that agree with none of ours."""
+    compared = ("paper-table1-mnist", "paper-table1-cifar", "paper-text")
+    rows = [row for name in compared for row in TABLES[name](files).lines]
+    lines = [[*row[:3], *row[-3:]] for row in rows if str(row[-2]).startswith("no,")]
+    return MarkdownTable(["number", "paper", "here", "n", "agrees", "command"], lines, "in brackets 95 % intervals")
+
+
 def paper_theorem_2(files: Files) -> MarkdownTable:
     """Theorem 2 of the paper where it applies."""
     lines = []
@@ -718,6 +726,7 @@ TABLES: dict[str, Make] = {
         },
     ),
     "paper-figure1": paper_figure_1,
+    "paper-differences": paper_differences,
     "paper-theorem2": paper_theorem_2,
     "paper-text": beside("text", TEXT, note="the paper's epochs on an RTX-3080, its trainings on two GTX-1080"),
 }
