@@ -56,12 +56,13 @@ def test_shipped_recipes() -> None:
     table = recipe.load("mnist-table1")
     rows = [table.with_paper(measurement(row)) for task in table.tasks for row in task.identities()]
     asked = {"classifier": "F(10)", "attack": "sparse_rs", "budget": 8, "queries": 5000}
-    best, of_right = [row for row in rows if asked.items() <= row.items()]
+    best, of_right, of_part = [row for row in rows if asked.items() <= row.items()]
     assert (best["paper"], best["paper_n"], best["protocol"]) == (0.5879, 512, "paper")
     assert of_right.identity == {**best.identity, "over": "right"}
-    assert sum("paper" in row for row in rows) == 2 + 2 * 18
-    # The worst case stands beside Sparse-RS on the same rows.
-    assert {task.rows for task in table.tasks if "attack" in task.row} == {1000}
+    # Beside the worst case stands Sparse-RS on the same rows.
+    assert of_part.identity == {**best.identity, "part": 1000}
+    assert {task.part or task.rows for task in table.tasks if "attack" in task.row} == {1000}
+    assert sum("paper" in row for row in rows) == 2 + 3 * 18
 
 
 def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
@@ -112,6 +113,11 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
             "repeats = 2",
             "repeats = 2\nrule = 'foolboxes'",
             "measure 4: rule must be one of 'blocks', 'foolbox', 'foolb",
+        ),
+        (
+            "beta = [10.0]\nprotocol",
+            "beta = [10.0]\npart = 2\nprotocol",
+            "part must be less than rows, which must be gi",
         ),
         ("repeats = 2", "repeats = 2\nover = 'right'", "measure 4: unknown key 'over'"),
         ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),

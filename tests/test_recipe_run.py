@@ -378,7 +378,7 @@ def subject(network: nn.Module, x: torch.Tensor, y: torch.Tensor, folder: Path) 
 
 def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> None:
     edited(tiny, "rows = 20", "rows = 18\nfirst = 4\nover = 'right'")
-    edited(tiny, 'beta = [10.0]\nprotocol = "paper"', "beta = [10.0]\nrows = 18\nfirst = 4\nover = 'right'")
+    edited(tiny, 'beta = [10.0]\nprotocol = "paper"', "beta = [10.0]\nrows = 18\nfirst = 4\npart = 7\nover = 'right'")
     folder = recipe.run(tiny, out=tmp_path / "run", device="cpu")
     results, checked = Results.load(folder / "results.json"), 0
     x, y = (torch.from_numpy(np.load(tmp_path / "tiny.npz")[key])[4:22] for key in ("x_test", "y_test"))
@@ -389,12 +389,16 @@ def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> 
         right = int((network.eval()(x).argmax(1) == y).sum())
         assert right > 0
         for one in results.select(classifier=name, what="robust_accuracy", over="right"):
-            whole = results.find(**{**one.key, "over": None})
+            whole = results.find(**{**one.key, "over": None}, part=None)
             assert (whole.n, one.n, one["first"], one.decided, one.seconds) == (18, right, 4, {}, None)
             assert round(one.value * right) == round(whole.value * 18)
             assert one.paper == whole.paper
             checked += one.value > whole.value
     assert checked
+    weaker = edited(tiny, "rows = 18\nfirst = 4\npart = 7", "rows = 7\nfirst = 4")
+    alone = Results.load(recipe.run(weaker, out=tmp_path / "part", device="cpu") / "results.json")
+    for one in results.select(part=7):
+        assert (one.n, one.value) == (7, alone.find(**{**one.key, "part": None}, over=None).value)
     page = report.write([folder], tmp_path / "page.html").read_text()
     assert page.count("Of the rows classified rightly") == 1
 

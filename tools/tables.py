@@ -397,7 +397,7 @@ def sources(classifier: str, table: int) -> tuple[str, ...]:
 
 def paper_table_1(names: Sequence[str], columns: dict[str, Entries], **which: Any) -> Make:
     """Table 1 of the paper, of some classifiers."""
-    search = of(what="robust_accuracy", attack="sparse_rs", beta=100.0, **which)
+    search = of(what="robust_accuracy", attack="sparse_rs", beta=100.0, part=None, **which)
     attacked = [title for title, more in columns.items() if more.get("over") or more.get("values")]
     numbers = []
     for name in names:
@@ -536,6 +536,7 @@ TEXT = [
 """Numbers of the paper's text."""
 
 SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature", over=None)
+TIMES = {"training": "training", "of them attacks": "attack", "one epoch": "epoch"}
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
 DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
 
@@ -546,15 +547,16 @@ TABLES: dict[str, Make] = {
     "mnist-table1": grid(
         "MNIST",
         {
-            f"{name}, {m} changed": ("mnist-table1", of(classifier=name, budget=m))
+            f"{name}, {m} changed": (("mnist-table1",), of(classifier=name, budget=m))
             for name in ("F(0)", "F(10)")
             for m in (3, 5, 8)
         },
-        {f"Sparse-RS, {q:,} queries": of(**SEARCH, queries=q) for q in (300, 1000, 5000)}
+        {f"Sparse-RS, {q:,} queries": of(**SEARCH, queries=q, part=None) for q in (300, 1000, 5000)}
+        | {"the same, 5,000 queries, on 1,000 rows": of(**SEARCH, queries=5000, part=1000)}
         | {
             f"all attacks, values within {beta:g}": of(attack=WORST_CASE, beta=beta, over=None) for beta in (100.0, 1.0)
         },
-        "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps",
+        "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps, on the same 1,000 rows",
     ),
     "mnist-training": mnist_training,
     "mnist-front": mnist_baselines(5),
@@ -614,6 +616,13 @@ TABLES: dict[str, Make] = {
         ),
         boxes((3, 8), "pixel"),
         "all attacks with 1,000 queries, 100 steps",
+    ),
+    "cifar-training": grid(
+        "CIFAR-10, 250 epochs",
+        {name: ((f"cifar-{recipe.slug(name)}",), of(classifier=name)) for name in ("VGG(0)", "VGG(10)")}
+        | classifiers(("cifar-base",), {"VGG base": "VGG base"}),
+        {words: of(what=f"{what}_seconds") for words, what in TIMES.items()},
+        "an epoch is the median of all",
     ),
     "cifar-scale": grid(
         "VGG(10) with trained scales, 15 epochs, 8 changed features, validation split",

@@ -93,7 +93,7 @@ def _show(results: Results) -> None:
     """
     from ..results import WORST_CASE
 
-    rows = [row for row in results.rows if row.get("split") is None and row.get("over") is None]
+    rows = [row for row in results.rows if not row.keys() & {"split", "over", "part"}]
     rows = sorted(rows, key=lambda row: -row.value)
     robust = [row for row in rows if row.what == "robust_accuracy"]
     robust = [row for row in robust if row["attack"] == WORST_CASE] or robust

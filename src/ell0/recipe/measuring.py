@@ -170,6 +170,9 @@ def _alone(task: Task, subject: Subject) -> Measured:
     found = [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))]
     if task.right:
         found.append(_over_right(row, int((evaluation.verdict < 0).sum()), int((evaluation.verdict != 0).sum())))
+    if task.part is not None:
+        stands = int((evaluation.verdict[: task.part] < 0).sum())
+        found.append(_measurement({**row, "part": task.part}, Share(stands, task.part)))
     return found, [verdicts]
 
 

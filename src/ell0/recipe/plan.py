@@ -104,7 +104,7 @@ class Task:
     betas: its boxes; none: any value.  box_of: a data set whose normalised images they stretch, see `ball_within`.
     first, rows: n rows of the split from this one on, None for all.
     attack: the one attack of it; None: not an attack, or a worst case.
-    right: whether it gives the share over the rows classified rightly, too.
+    right: whether it gives the share over the rows classified rightly, too.  part: that of the first n rows, too.
     counts: of a median distance, what is counted, see `COUNTS`; none: changed units.
     """
 
@@ -118,6 +118,7 @@ class Task:
     box_of: str | None = None
     first: int = 0
     right: bool = False
+    part: int | None = None
     counts: tuple[str, ...] = ()
 
     @property
@@ -140,7 +141,8 @@ class Task:
         rows = [{**self.row, **_COUNTED[count]} for count in self.counts] or [self.row]
         if self.what == "worst_case":
             rows = [{**self.row, "budget": m, "beta": beta} for beta in self.betas for m in self.budgets]
-        return rows + ([{**row, "over": "right"} for row in rows] if self.right else [])
+        rows += [{**row, "over": "right"} for row in rows] if self.right else []
+        return rows + ([] if self.part is None else [{**self.row, "part": self.part}])
 
     def shares_rows(self, other: Task) -> bool:
         """Whether what one found counts for the other: on rows of both, and in boxes of one kind, if both have one."""

@@ -282,6 +282,11 @@ def _tasks(
     shared |= {} if box_of is None else {"box": "normalised"}
     share = what in ("robust_accuracy", "worst_case")
     right = share and table.take("over", choice("right"), None) is not None
+    part = table.take("part", whole(1), None) if what == "robust_accuracy" else None
+    if part is not None and (rows is None or part >= rows):
+        raise ValueError(
+            f"{table.where}: part must be less than rows, which must be given, got {part} with rows={rows}"
+        )
     if what != "clean_accuracy":
         # A certificate is for any value, unless a box is asked for.
         betas = table.take("beta", many(POSITIVE), () if what == "certified_accuracy" else (1.0,))
@@ -327,7 +332,7 @@ def _tasks(
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
         for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
             full = {**row, **budget, **entries}
-            tasks.append(Task(one, what, full, budgets, boxes, rows, attack, box_of, first, right, counts))
+            tasks.append(Task(one, what, full, budgets, boxes, rows, attack, box_of, first, right, part, counts))
     return tasks
 
 

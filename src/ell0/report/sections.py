@@ -31,6 +31,7 @@ _COUNTED = {
     "positions": "pixels with a changed channel",
     "fallen": "pixels with a channel that fell, as the paper's code",
 }
+_PARTS = (set[str](), {"over"}, {"part"})
 _STAGES = {"training_seconds": "training", "epoch_seconds": "one epoch", "attack_seconds": "attacks in training"}
 
 
@@ -84,7 +85,7 @@ def view_of(run: Run) -> View:
     radii, medians = ([row for row in rows if row.what == what] for what in ("certified_radius", "median_distance"))
     # What an attack of a cascade left standing is no figure of that attack: it was given what others had left.
     every = [row for row in shares if row.what == "robust_accuracy" and "attacked" not in row.beside]
-    robust, of_right = ([row for row in every if ("over" in row) == given] for given in (False, True))
+    robust, of_right, of_part = ([row for row in every if row.keys() & {"over", "part"} == some] for some in _PARTS)
     # Where some budgets count features, those in pixels stand apart: the two are no points of one curve.
     pixels = [row for row in robust if row.get("unit") == "pixel"]
     apart = pixels if len(pixels) < len(robust) else []
@@ -109,6 +110,7 @@ def view_of(run: Run) -> View:
         _listing(
             "Of the rows classified rightly", "Robust accuracy as a share of the rows classified rightly", of_right
         ),
+        _listing("Of some of the rows", "Robust accuracy of the first rows that an attack was given", of_part),
         Section("Clean and attacked images", exhibits=run.exhibits),
         _medians(medians, units, items) if medians else None,
         _training(run.logs, ends, styles),
