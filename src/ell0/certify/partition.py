@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..attacks.draws import Draws
 from ..common import check_count
+from ..nn import ParallelLinear
 from ..nn.layers import check_shape
 from ..threat import L0Ball, describe
 from .certifier import Certifier, Preparation
@@ -94,19 +95,6 @@ class PartitionEnsemble(nn.Module, Certifier):
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, parts={self.parts}"
-
-
-class ParallelLinear(nn.Module):
-    """One ``nn.Linear`` for each part:  ``out[p] = x[p] @ weight[p] + bias[p]``, initialised as ``nn.Linear`` is."""
-
-    def __init__(self, parts: int, in_features: int, out_features: int) -> None:
-        super().__init__()
-        bound = in_features**-0.5
-        self.weight = nn.Parameter(torch.empty(parts, in_features, out_features).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(parts, 1, out_features).uniform_(-bound, bound))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
 
 
 def run_off(logits: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 from .conv import TruncatedConv2d
 from .folded import folded
 from .layers import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
+from .parallel import ParallelLinear
 from .surgery import truncate
 
 __all__ = [
     "InputClamp",
     "InputScale",
     "InputTruncation",
+    "ParallelLinear",
     "TruncatedConv2d",
     "TruncatedLinear",
     "folded",

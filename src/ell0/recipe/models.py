@@ -13,12 +13,13 @@ from torch import nn
 from .. import certify, models
 from ..data import DataSet
 from ..nn import InputClamp, InputScale
+from ..synthesis import AnalysisBySynthesis
 from .toml import FLAG, NUMBER, Kind, TomlTable, choice, many, whole
 
 Make = Callable[..., nn.Module]
 NETWORKS: dict[str, Make] = {name: getattr(models, name) for name in models.__all__}
 VOTERS: dict[str, Make] = {"ablation": certify.RandomisedAblation, "partition": certify.PartitionEnsemble}
-MODELS = {**NETWORKS, **VOTERS}
+MODELS = {**NETWORKS, **VOTERS, "abs": AnalysisBySynthesis}
 _FROM_DATA = ("in_features", "in_shape", "shape", "classes")
 
 

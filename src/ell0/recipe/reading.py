@@ -19,7 +19,7 @@ from ..common import did_you_mean
 from ..results import WORST_CASE, Row
 from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
-from .models import VOTERS, read_models
+from .models import MODELS, VOTERS, read_models
 from .plan import COUNTS, BoxedAttack, Classifier, Recipe, Task, belongs, slug
 from .splits import DataSource
 from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, named, to_toml, whole
@@ -190,6 +190,10 @@ def _classifiers(
     objective = _objective(training)
     if objective is not None and models[0]["name"] in VOTERS:
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
+    if (its := getattr(MODELS[models[0]["name"]], "objective", None)) is not None:
+        if objective is not None:
+            raise ValueError(f"{training.where}: must have neither certified nor trades for a model with its own loss")
+        objective = its
     seeds = training.take("seed", many(whole(0)), (seed,))
     for key, values in (("k", models), ("seed", seeds)):
         if len(values) > 1 and f"{{{key}}}" not in pattern:
