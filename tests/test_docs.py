@@ -74,6 +74,14 @@ def test_numbers_agree_if_one_lies_in_the_interval_of_the_other(value: Any, n: i
     assert tables.Printed("", value, (), {}, n).verdict({}) == "-"
 
 
+@pytest.mark.parametrize("name", ["mnist-scale", "mnist-ablation"])
+def test_the_run_of_its_recipe_fills_a_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    assert tables.table(name).count("not measured") > 20
+    made_up(name).save(tmp_path / "results" / f"{name}.json")
+    assert "not measured" not in tables.table(name)
+
+
 def made_up(name: str) -> Results:
     """A results file with all that a recipe asks for."""
     plan = recipe.load(name)

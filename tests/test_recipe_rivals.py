@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ell0 import L0Ball, certify, data, models, recipe, report
+from ell0 import L0Ball, certify, data, evaluate, models, recipe, report
+from ell0.attacks import sparse_rs
 from ell0.cli import main
 from ell0.parallel import ALONE, Team
 from ell0.recipe import models as models_of_recipes
@@ -63,6 +65,12 @@ what = "clean_accuracy"
 [[measure]]
 what = "certified_accuracy"
 budgets = [1, 2]
+unit = "pixel"
+[[measure]]
+what = "robust_accuracy"
+attack = "sparse_rs"
+budgets = [2]
+queries = [6]
 unit = "pixel"
 """
 
@@ -120,6 +128,16 @@ def test_the_rows_are_those_of_the_models_own_radii(ran: Path) -> None:
     assert row["value"] == float((radii["bound"] >= 2).double().mean()) > 0
     there = [row.key for row in results.rows]
     assert all(row in there for row in recipe.load(ran / "recipe.toml").asked())
+
+
+def test_votes_are_attacked_and_the_passes_counted(ran: Path) -> None:
+    results, x, y = Results.load(ran / "results.json"), *data.read_npz(ran.parent / "colours.npz", "x_test", "y_test")
+    for name, passes in (("copies", 10), ("parts", 5), ("bound", 1)):
+        row = results.find(what="robust_accuracy", classifier=name)
+        attack = {"sparse_rs": partial(sparse_rs, queries=6)}
+        found = evaluate(trained(ran, name), x, y, L0Ball(2, "pixel", -1.0, 1.0), attack, seed=3)
+        assert row.value == float(found.robust_accuracy)
+        assert row.beside == {"queries": int(found.queries.sum()), "passes": passes}
 
 
 def test_the_draws_of_a_row_are_those_of_the_seed_whatever_the_ranks(tmp_path: Path) -> None:

@@ -170,6 +170,31 @@ def mnist_training(files: Files) -> MarkdownTable:
     )  # fmt: skip
 
 
+def mnist_ablation(files: Files) -> MarkdownTable:
+    """Randomised ablation and F(10) under the same attacks, and what these cost."""
+    search, pointwise = of(what="robust_accuracy", attack="sparse_rs"), of(what="median_distance", attack="pointwise")
+    pairs = [(m, beta) for beta in (1.0, 100.0) for m in (8, 12)]
+    asked = {"clean": of(what="clean_accuracy"), "certified, 8 changed": of(what="certified_accuracy", budget=8)}
+    asked |= {f"Sparse-RS, {m} changed within {beta:g}": of(**search, budget=m, beta=beta) for m, beta in pairs}
+    asked |= {f"Pointwise, median changed within {beta:g}": of(**pointwise, beta=beta) for beta in (1.0, 100.0)}
+
+    def column(name: str) -> list[str | Measurement]:
+        rows = [files.seek("mnist-ablation", classifier=name, **which) for which in asked.values()]
+        attacks = [row for row in rows if row is not None and "queries" in row.beside]
+        passes = sum(row.beside["queries"] * row.beside["passes"] for row in attacks)
+        costs = [*(f"{row.beside['passes']:,}" for row in attacks[:1]), f"{passes:,}"]
+        costs.append(f"{sum(row['seconds'] for row in attacks):,.0f}")
+        missing = NONE if any(rows) else MISSING
+        return [*(row or missing for row in rows), *(costs if attacks else [missing] * 3)]
+
+    names = {"ablation to 45 pixels": "ablation(45)", "F(10)": "F(10)"}
+    words = [*asked, "forward passes a prediction", "forward passes of all attacks", "seconds of all attacks"]
+    lines = [list(line) for line in zip(words, *map(column, names.values()), strict=True)]
+    return MarkdownTable(
+        ["the first 100 test images", *names], lines, "Sparse-RS with 1,000 queries, Pointwise 3 times"
+    )
+
+
 def mnist_sandwich(files: Files) -> MarkdownTable:
     """A network for 10 changes: what is proven and what stands under all attacks."""
     results = files["mnist-sandwich"]
@@ -536,6 +561,7 @@ TEXT = [
 """Numbers of the paper's text."""
 
 SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature", over=None)
+SCALE = [(3, 5000), (5, 5000), (8, 300), (8, 1000), (8, 5000)]
 TIMES = {"training": "training", "of them attacks": "attack", "one epoch": "epoch"}
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
 DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
@@ -564,12 +590,28 @@ TABLES: dict[str, Make] = {
     "mnist-base": grid(
         "base classifier on MNIST",
         classifiers("mnist-baselines", {"rate 0.001, 250 epochs, as in the paper": "F(0) plain"})
+        | classifiers(("mnist-scale",), {"the same, images normalised as in its supplement": "F(0) base, normalised"})
         | classifiers(
             "mnist-base",
             {"rate 0.05, 20 epochs": "F(0) base", "rate 0.05, 40 epochs, images moved": "F(0) base, moved"},
         ),
         {"clean accuracy": of(what="clean_accuracy")},
     ),
+    "mnist-scale": grid(
+        "MNIST",
+        classifiers(
+            ("mnist-scale",),
+            {
+                f"{name}, {words}": name + more
+                for name in ("F(0)", "F(10)")
+                for words, more in (("images in [-1, 1]", ""), ("images normalised", ", normalised"))
+            },
+        ),
+        {"clean": of(what="clean_accuracy")}
+        | {f"{m} changed, {q:,} queries": of(**SEARCH, budget=m, queries=q) for m, q in SCALE},
+        "Sparse-RS with values within 100",
+    ),
+    "mnist-ablation": mnist_ablation,
     "mnist-certified": certified(
         "MNIST",
         {

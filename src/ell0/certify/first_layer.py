@@ -139,8 +139,8 @@ class Dense:
 
         by t = far * cut, where far is the longest step of the row. With up = (w - cut)_+ and down = (-w - cut)_+, the
         sums are range @ up - below @ (up - down) for the rise and range @ down + below @ (up - down) for the fall. The
-        weight of an output that comes 2m-th by size is a good cut: about half of the larger ones have a step to go. Its
-        own gradient is that of the larger ones (clamp's, at a tie): without it networks learn less.
+        weight of an output that comes 2m-th by size is a good cut: about half of the larger ones have a step to go. It
+        has the gradient of the larger ones (clamp's, at a tie), so that 2m weights shrink in a step.
         """
         value, numbers = self.value(reach.x), min(budget * reach.channels, reach.x.shape[1])
         if not numbers:

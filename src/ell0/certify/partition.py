@@ -53,7 +53,8 @@ class PartitionEnsemble(nn.Module, Certifier):
         channels, units = (self.shape[0], math.prod(self.shape[1:])) if len(self.shape) == 3 else (1, self.shape[0])
         if check_count("parts", parts) > units:
             raise ValueError(f"parts must be at most the number of pixels, got parts={parts} with {units} pixels")
-        self.parts, self.forwards, self.classes = parts, parts, check_count("classes", classes, least=2)
+        self.parts = self.passes = self.forwards = parts
+        self.classes = check_count("classes", classes, least=2)
         # The pixels of each part, (parts, size); where they run out, one beyond the last.
         dealt = F.pad(torch.arange(units), (0, -units % parts), value=units).view(-1, parts).T
         self.register_buffer("index", dealt.contiguous())

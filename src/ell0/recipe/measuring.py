@@ -167,7 +167,9 @@ def _alone(task: Task, subject: Subject) -> Measured:
     evaluation = subject.evaluate(ball, attack.beta, {attack.name: attack.configured()})
     figure = evaluation.rho() if task.what == "median_distance" else evaluation.robust_accuracy
     verdicts = Verdicts(row["beta"], (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
-    found = [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3))]
+    # In all rows together, and the forward passes of each: a vote takes many.
+    beside = {"queries": int(evaluation.queries.sum()), "passes": getattr(subject.network, "passes", 1)}
+    found = [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3), beside=beside)]
     if task.right:
         found.append(_over_right(row, int((evaluation.verdict < 0).sum()), int((evaluation.verdict != 0).sum())))
     if task.part is not None:
