@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import tables
 import torch
 from numpy.typing import NDArray
 
+from ell0 import recipe
 from ell0.data import SETS
 from ell0.ops import truncated_linear
 
 Floats = NDArray[np.float64]
+QUERIES, BETAS = (300, 1000, 5000), (100.0, 1.0)
 
 
 def phibar(x: float) -> float:
@@ -57,6 +60,20 @@ def test_robust_accuracies_of_the_paper_are_multiples_of_a_512th() -> None:
     # Printed with two digits of a per cent, some of them cut off and not rounded.
     assert all(0 <= round(512 * share) / 512 - share + 5.1e-5 < 1.51e-4 for share in shares)
     assert any(abs(round(256 * share) / 256 - share) > 1e-3 for share in shares)
+
+
+def test_tables_and_recipes_have_the_same_numbers_of_the_paper() -> None:
+    paper: dict[Any, float] = {(name, None, None): share for name, share in tables.CLEAN_1.items()}
+    for (name, m), shares in tables.TABLE_1.items():
+        paper |= {(name, m, queries): share for queries, share in zip(QUERIES, shares, strict=True)}
+    for name, medians in tables.TABLE_2.items():
+        paper |= {(name, beta): value for beta, value in zip(BETAS, medians, strict=True)}
+    found: dict[Any, float] = {}
+    for name in ("mnist-table1", "cifar-table1", "mnist-table2", "cifar-table2"):
+        keys = ("beta",) if name.endswith("2") else ("budget", "queries")
+        for figure in recipe.load(name).paper:
+            found[figure["classifier"], *(figure.get(key) for key in keys)] = figure["value"]
+    assert found == paper
 
 
 def test_the_box_of_beta_1_on_cifar_leaves_the_range_of_the_images_at_four_of_six_ends() -> None:
