@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,9 @@ Rows = dict[str, tuple[str | tuple[str, ...], Entries]]
 Make = Callable[[Files], MarkdownTable]
 
 
-def grid(head: str, rows: Rows, columns: dict[str, Entries], note: str = "") -> Make:
+def grid(
+    head: str, rows: Mapping[str, tuple[str | tuple[str, ...], Entries]], columns: dict[str, Entries], note: str = ""
+) -> Make:
     """A table whose cells are the measurements with the entries of their row and their column."""
 
     def make(files: Files) -> MarkdownTable:
