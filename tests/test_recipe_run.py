@@ -490,7 +490,7 @@ def test_three_counts_of_the_same_runs(tmp_path: Path, tiny: Path) -> None:
     x, y = torch.zeros(40, 3, 2, 2), torch.zeros(40, dtype=torch.int64)
     x[:3, 2, 1, 1] = 1.0  # misclassified
     task = recipe.load(tiny).tasks[0]
-    attack = BoxedAttack("pointwise", 1.0, "feature", {"rule": "foolbox", "repeats": 12})
+    attack = BoxedAttack("pointwise", 1.0, "feature", {"rule": "foolbox", "repeats": 1})
     row = {"what": "median_distance", "attack": "pointwise", "unit": "feature", "beta": 1.0}
     kinds = ("changed", "positions", "fallen")
     task = replace(task, what="median_distance", row=row, betas=(1.0,), attack=attack, counts=kinds)
@@ -504,8 +504,8 @@ def test_three_counts_of_the_same_runs(tmp_path: Path, tiny: Path) -> None:
     changed, positions, fallen = (call.args[0].tolist() for call in spied.call_args_list)
     assert changed[:3] == positions[:3] == [0, 0, 0]
     assert fallen[:3] == [10_000] * 3
-    # Nearest is the one number that rises; the fewest fallen are the pixel of the other runs, which count once.
-    assert set(changed[3:]) == set(positions[3:]) == {1}
-    assert set(fallen[3:]) == {1, 10_000} or set(fallen[3:]) == {1}
-    assert fallen[3:].count(1) > 20
+    # A run ends with one number that rose, or with two that fell at one pixel, which counts once.
+    assert set(changed[3:]) == {1, 2}
+    assert set(positions[3:]) == {1}
+    assert fallen[3:] == [1 if count == 2 else 10_000 for count in changed[3:]]
     assert verdicts.verdict.tolist() == [0] * 3 + [1] * 37
