@@ -18,6 +18,7 @@ from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import PartitionEnsemble, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
+from ell0.synthesis import AnalysisBySynthesis, ClassBounds
 from ell0.train import Trades, TrainConfig, fit
 from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
@@ -228,6 +229,18 @@ def check_votes() -> None:
     assert len(losses) == 3, losses
 
 
+def check_synthesis() -> None:
+    """Auto-encoders learn in a graph, of whose steps the images kept for answers follow; answers are the CPU's."""
+    x, y = images(640)
+    torch.manual_seed(0)
+    model = AnalysisBySynthesis(in_shape=(3, 32, 32), hidden=(32,), latents=2, samples=50).cuda()
+    config = TrainConfig(epochs=20, batch=64, rates=(0.005,), optimizer="adam", graph=True)
+    training = fit(model, (x, y), config, objective=ClassBounds(), validation=images(200, seed=1))
+    assert (training.epochs[-1].validation_accuracy or 0.0) > 0.9, training.epochs
+    logits = model.eval()(x[:200].cuda()).cpu()
+    torch.testing.assert_close(logits, model.cpu()(x[:200]), rtol=1e-3, atol=1e-2)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "graph": check_graph_and_eager,
     "bounds": check_bounds,
@@ -236,6 +249,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "augment": check_augmented_rows,
     "images": check_images,
     "votes": check_votes,
+    "synthesis": check_synthesis,
     "trades": check_attack_in_the_step,
 }
 

@@ -591,6 +591,31 @@ TABLES: dict[str, Make] = {
     "mnist-training": mnist_training,
     "mnist-front": mnist_baselines(5),
     "mnist-baselines": mnist_baselines(3, 5, 8),
+    "mnist-abs": grid(
+        "MNIST",
+        classifiers(("mnist-abs",), {"ABS": "ABS", "F(10)": "F(10)", "trained on the bound": "F(0) for 10, seed 0"}),
+        {
+            "clean": CLEAN,
+            "12 changed within 1": of(**AT_12, beta=1.0, queries=10_000),
+            "the same, all attacks": of(**{**AT_12, "attack": WORST_CASE}, beta=1.0),
+            "12 changed within 100, 100 queries": of(**AT_12, beta=100.0, queries=100),
+            "the same, 10,000 queries": of(**AT_12, beta=100.0, queries=10_000),
+            "rho within 1": of(**RHO, beta=1.0),
+            "rho within 100": of(**RHO, beta=100.0),
+        },
+        "Sparse-RS with 10,000 queries where none are named; all attacks with 1,000 more and 100 steps",
+    ),
+    "mnist-abs-binary": grid(
+        "MNIST",
+        classifiers(("mnist-abs",), {"ABS on binary images": "ABS binary"}),
+        {
+            "clean": CLEAN,
+            "12 changed within 100, 100 queries": of(**AT_12, beta=100.0, queries=100),
+            "the same, 10,000 queries": of(**AT_12, beta=100.0, queries=10_000),
+            "rho within 1": of(**RHO, beta=1.0),
+            "rho within 100": of(**RHO, beta=100.0),
+        },
+    ),
     "mnist-base": grid(
         "base classifier on MNIST",
         classifiers("mnist-baselines", {"rate 0.001, 250 epochs, as in the paper": "F(0) plain"})

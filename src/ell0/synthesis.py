@@ -147,21 +147,22 @@ class AnalysisBySynthesis(nn.Module):
 
         images: ``(n, d)``.
         """
+        images = images.expand(self.classes, -1, -1)
         with torch.no_grad():
             tried, offsets = self._tried()
-            apart = torch.baddbmm(offsets, images.expand(self.classes, -1, -1), tried.mT, alpha=-2)
-            codes = self.codes[apart.argmin(2)]
+            codes = self.codes[torch.baddbmm(offsets, images, tried.mT, alpha=-2).argmin(2)]
         first, second = torch.zeros_like(codes), torch.zeros_like(codes)
         for step in range(1, self.steps + 1):
-            leaf = codes.requires_grad_()
             with torch.enable_grad():
-                loss = (images - self.decoder(leaf)).square().sum() + self._prior(leaf).sum()
-                (slope,) = torch.autograd.grad(loss, leaf)
-            with torch.no_grad():
-                first, second = first.lerp(slope, 1 - _DECAYS[0]), second.lerp(slope.square(), 1 - _DECAYS[1])
-                scale = (second / (1 - _DECAYS[1] ** step)).sqrt() + _TINY
-                codes = codes - _RATE / (1 - _DECAYS[0] ** step) * first / scale
-                codes *= (_RADIUS / codes.norm(dim=2, keepdim=True)).clamp(max=1)
+                leaf = codes.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(F.mse_loss(self.decoder(leaf), images, reduction="sum"), leaf)
+            # Adam in place: a step is so small that each operation counts, not its numbers.
+            slope = slope.add(codes, alpha=self.kl)
+            first.lerp_(slope, 1 - _DECAYS[0])
+            second.mul_(_DECAYS[1]).addcmul_(slope, slope, value=1 - _DECAYS[1])
+            scale = (second / (1 - _DECAYS[1] ** step)).sqrt_().add_(_TINY)
+            codes = codes.addcdiv(first, scale, value=-_RATE / (1 - _DECAYS[0] ** step))
+            codes = codes.flatten(0, 1).renorm(2, 0, _RADIUS).view_as(codes)
         with torch.no_grad():
             return self.decoder(codes), self._prior(codes)
 
