@@ -77,6 +77,13 @@ def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
 
 
+def test_a_run_of_medians_alone_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results("some", "ell0 run some")
+    results.add(3, what="median_distance", classifier="F(2)", n=9)
+    _show(results)
+    assert capsys.readouterr().out.split() == ["classifier", "F(2)"]
+
+
 def test_list_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--list", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(recipe.names())

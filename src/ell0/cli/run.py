@@ -110,7 +110,7 @@ def _show(results: Results) -> None:
         print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
-    columns = columns[:1] + columns[1 :: -(-len(columns) // 7)]  # a terminal has room for seven budgets
+    columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets
     width = max(map(len, ["classifier", *names]))
     print("classifier".ljust(width), *(f"{column:>12}" for column in columns))
     for name in names:
