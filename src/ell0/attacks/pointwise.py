@@ -58,8 +58,7 @@ def pointwise(
             with rows ``(n, d)`` if it is told that axis 1 are channels: the whole row becomes ``high`` or ``low``.
         model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
 
-    Differs from foolbox 2.4, with its rules: a pass over the changed units ends before a new order is drawn, as in
-    foolbox 3, and no bisection of values follows, which hardly changes L0.
+    Differs from foolbox 2.4, with its rules: no bisection of values follows, which hardly changes L0.
     """
     return pointwise_counts(
         model, x, y, ball, (), repeats=repeats, rule=rule, generator=generator, rows=rows, target=target,
@@ -153,21 +152,23 @@ def _foolbox_noise(victim: Victim, at: Tensor, run: Tensor, rule: Rule) -> Tenso
 
 
 def _reset_singly(victim: Victim, at: Tensor, run: Tensor, points: Tensor) -> Tensor:
-    """Takes units back one at a time while the model errs, in passes of a new random order, until one takes none back.
+    """Takes units back one at a time while the model errs, until none of them can go.
+
+    A unit that goes back begins a new random order of the others, as in foolbox 2.4.
 
     at, run: ``(p,)``, row and number of each run.  points, result: ``(p, channels, units)``.
     """
     clean, points, start = victim.units(victim.x), points.clone(), time.monotonic()
     order = torch.zeros_like(points[:, 0], dtype=torch.int64)
-    place, size, passes, back = (torch.zeros_like(at) for _ in range(4))
+    place, size, orders = (torch.zeros_like(at) for _ in range(3))
     begins = torch.arange(len(at), device=at.device)
     while True:
         # Negative moments: those of the noise are positive.
-        keys = victim.draws.uniform(at[begins], -1 - (run[begins] << 20) - passes[begins], order.shape[1])
+        keys = victim.draws.uniform(at[begins], -1 - (run[begins] << 20) - orders[begins], order.shape[1])
         changed = (points[begins] != clean[at[begins]]).any(1)
         order[begins], size[begins] = keys.masked_fill(~changed, 1.0).argsort(dim=1), changed.sum(1)
-        place[begins], back[begins] = 0, 0
-        passes[begins] += 1
+        place[begins] = 0
+        orders[begins] += 1
         live = (place < size).nonzero().squeeze(1)
         if not len(live):
             return points
@@ -177,8 +178,7 @@ def _reset_singly(victim: Victim, at: Tensor, run: Tensor, points: Tensor) -> Te
         errs = victim.errs(victim.points(tried), rows)
         points[live[errs]] = tried[errs]
         place[live] += 1
-        back[live] += errs
-        begins = ((place == size) & (back > 0)).nonzero().squeeze(1)
+        begins = live[errs]
 
 
 def _noise(victim: Victim, standing: Tensor, repeats: int) -> tuple[Tensor, Tensor, Tensor]:
