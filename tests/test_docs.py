@@ -40,7 +40,10 @@ UNLIKE = {"paper-theorem2", "paper-differences"}
 FILLED = [name for name in tables.TABLES if name.startswith("paper-") and name not in UNLIKE]
 
 
-@pytest.mark.parametrize("name", [*FILLED, "cifar-all-attacks", "cifar-training", "cifar-truncations"])
+@pytest.mark.parametrize(
+    "name",
+    [*FILLED, "cifar-all-attacks", "cifar-training", "cifar-truncations", "mnist-abs", "mnist-abs-binary"],
+)
 def test_a_number_of_the_paper_says_that_it_is_not_measured_and_is_filled_once_it_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +53,7 @@ def test_a_number_of_the_paper_says_that_it_is_not_measured_and_is_filled_once_i
     assert empty.endswith("nothing measured yet.")
     *lines, _, _ = empty.split("\n")
     assert all("not measured" in line for line in lines[2:] if not line.startswith("| paper"))
-    others = {"cifar-base", "cifar-table1", "cifar-table1-again", "cifar-truncations", "mnist-scale"}
+    others = {"mnist-abs", "cifar-base", "cifar-table1", "cifar-table1-again", "cifar-truncations", "mnist-scale"}
     for each in {*re.findall(r"`ell0 run ([\w-]+)`", empty), *others}:
         made_up(each).save(tmp_path / "results" / f"{each}.json")
     for each in ("bench-train-h200.json", "mnist-foolbox.json"):

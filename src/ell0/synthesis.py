@@ -53,12 +53,13 @@ class ClassBounds:
 
 
 class AnalysisBySynthesis(nn.Module):
-    """Answers with the class whose decoder G explains an image best     ([Schott19] eq. 4-6).
+    """Answers with the class whose decoder G explains an image best     [Schott19].
 
         logits[c] = max over codes z of -|x - G_c(z)|^2 - kl * |z|^2 / 2,   x mapped from [-1, 1] to [0, 1]
 
-    which is a lower bound of log p(x | c), times kl and up to a constant, if p(x | z, c) is normal with variance kl / 2
-    and z standard normal. The maximum is searched for: the best of ``samples`` fixed codes, then ``steps`` of Adam.
+    which stands for a lower bound of log p(x | c), times kl and up to a constant, where z is standard normal and x
+    given z is normal with variance kl / 2. The maximum is searched for: the best of ``samples`` fixed codes, then
+    ``steps`` of Adam.
 
     Up to rounding a row does not depend on its batch. Weights get no gradient. The gradient to x is that at the codes
     found, which is the true one where they are the maximum.
@@ -69,9 +70,8 @@ class AnalysisBySynthesis(nn.Module):
         samples, steps: what an answer costs: distances to that many images, and passes through the decoders.
         pixels: ``"binary"`` makes the numbers of an image 0 or 1, and takes its gradient. Training sees grey ones.
 
-    Differs from [Schott19]: fully connected layers, not convolutions; a kl of 0.1 for training and answers, not 10
-    falling to 1 for training and 1 for answers; 10 steps, not 50; no factor for each class, which the authors' code has
-    for binary images alone.
+    Differs from [Schott19]: fully connected layers, not convolutions; a kl of 0.1, not 1; 20 steps, not 50; no factor
+    for each class, which the authors' code has for binary images alone.
     """
 
     objective: ClassVar = ClassBounds()
@@ -87,7 +87,7 @@ class AnalysisBySynthesis(nn.Module):
         latents: int = 8,
         kl: float = 0.1,
         samples: int = 8000,
-        steps: int = 10,
+        steps: int = 20,
         pixels: Pixels = "grey",
     ) -> None:
         super().__init__()
