@@ -68,7 +68,9 @@ def test_shipped_recipes() -> None:
 def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
     figure = recipe.load("mnist-fig1a")
     assert [one.name for one in figure.everyone()] == [f"F({k})" for k in range(16)]
-    assert all((one.attack, one.training) == (None, PAPER_MNIST) for one in figure.everyone())
+    # TF32 as on the paper's RTX-3080, whose torch had it on by default.
+    as_printed = replace(PAPER_MNIST, precision="tf32")
+    assert all((one.attack, one.training) == (None, as_printed) for one in figure.everyone())
     pairs = [(task.row["k"], task.row["budget"]) for task in figure.tasks if "budget" in task.row]
     assert sorted(pairs) == sorted([(0, m) for m in range(1, 16)] + [(k, k) for k in range(1, 16)])
 
