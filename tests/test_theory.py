@@ -271,12 +271,13 @@ def test_no_classifier_tolerates_more_than_k_opt(decay: float) -> None:
     assert at_k >= eps > below
 
 
-def test_errors_are_those_of_the_best_attack() -> None:
+@pytest.mark.parametrize("weight", [UNEVEN.mu, np.array([0.3, -1.0, -0.4, 0.7, -0.6])])
+def test_errors_are_those_of_the_best_attack(weight: Floats) -> None:
     clips = [0.1, 0.6, 2.0]
-    table = robust_errors(UNEVEN, [0, 1, 2], ks=[0, 1, 2], clips=clips, rows=1_500, rng=generator())
+    table = robust_errors(UNEVEN, [0, 1, 2], ks=[0, 1, 2], clips=clips, weight=weight, rows=1_500, rng=generator())
     x, y = sample(UNEVEN, 20_000, seed=1)
     for budget in range(3):
-        terms = changes(x, budget, (-1e6, 1e6)) * UNEVEN.mu
+        terms = changes(x, budget, (-1e6, 1e6)) * weight
         for k in range(budget, 3):
             assert agrees(table.truncated[k, budget], y * truncated(terms, k))
         for k in range(budget):
@@ -316,7 +317,7 @@ def test_intervals_hold_the_error_as_often_as_they_say() -> None:
 
 
 def test_rows_that_are_all_alike_still_leave_doubt() -> None:
-    low, high = robust_error._interval(np.array([0.0, 1.0, 0.5]), np.zeros(3), 40)
+    low, high = robust_error.interval(np.array([0.0, 1.0, 0.5]), np.zeros(3), 40)
     assert (high[0], low[1]) == (pytest.approx(0.0927, abs=1e-3), pytest.approx(1 - 0.0927, abs=1e-3))
     assert high[2] - low[2] > 0.2
 
@@ -346,6 +347,8 @@ def test_rows_do_not_depend_on_the_order_of_threads(monkeypatch: pytest.MonkeyPa
         (lambda: robust_errors(UNEVEN, [-1], ks=[1], rng=generator()), "budgets must be an int >= 0, got -1"),
         (lambda: robust_errors(UNEVEN, [1], ks=[1], rows=1, rng=generator()), "rows must be an int >= 2, got 1"),
         (lambda: robust_errors(UNEVEN, [3], clips=[1.0], rng=generator()), "budgets must stay below d / 2 with clips"),
+        (lambda: robust_errors(UNEVEN, [1], weight=np.ones(4), rng=generator()), "weight must be 5 finite numbers"),
+        (lambda: robust_errors(UNEVEN, [1], weight=np.eye(5)[0], rng=generator()), "without zeros"),
         (lambda: robust_errors(UNEVEN, [1], clips=[0.0], rng=generator()), "clips must be positive numbers"),
         (lambda: Mixture(np.array([1.0, 0.0])), "mu must be a vector of finite numbers without zeros, got"),
         (lambda: bounds.c_of_eps(0.15), r"eps must lie between Phibar\(1\) = 0.1587 and 1/2, got 0.15"),

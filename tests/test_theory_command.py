@@ -21,25 +21,28 @@ from sklearn.linear_model import LogisticRegression
 import chromium
 from ell0 import report, theory
 from ell0.cli import main
-from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Results
-from ell0.theory import Mixture, NotAttainableError, bounds, robust_errors
+from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OPTIMAL, OPTIMAL_CHOSEN, OURS, PLAIN, Results
+from ell0.theory import Mixture, NotAttainableError, bounds, mixture_figures, robust_errors, weights
 from ell0.theory.malware_figures import Detector, ProgramTable
 
 
 @pytest.fixture(scope="module")
 def small() -> Results:
-    return theory.figures((100, 784), precision=0.02, command="ell0 theory --precision 0.02")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture_figures, "_OPTIMAL_D", 100)
+        patch.setattr(weights, "_MOST_ROWS", 256)
+        return theory.figures((100, 784), precision=0.02, command="ell0 theory --precision 0.02")
 
 
 def test_robust_errors_are_as_precise_as_asked_and_right(small: Results) -> None:
     errors = small.select(what="robust_error")
-    assert {row["classifier"] for row in errors} == {EQUAL, CHOSEN, CLIPPED}
+    assert {row["classifier"] for row in errors} == {EQUAL, OPTIMAL, CHOSEN, OPTIMAL_CHOSEN, CLIPPED}
     rng = np.random.default_rng(17)
     for row in errors:
         assert (row["high"] - row["low"]) / 2 <= 0.02
         here = {key: row[key] for key in ("d", "decay", "budget")}
         assert small.find(what="lower_bound", **here).value <= row["high"]
-        if row["budget"] == 5:
+        if row["budget"] == 5 and row["classifier"] in (EQUAL, CHOSEN, CLIPPED):
             mixture, k, clip = Mixture.power_law(row["d"], row["decay"]), row.get("k", 5), row.get("clip", 1.0)
             again = robust_errors(mixture, [5], ks=[k], clips=[clip], rows=500, rng=rng)
             found = again.clipped[clip, 5] if row["classifier"] == CLIPPED else again.truncated[k, 5]
@@ -50,6 +53,24 @@ def test_robust_errors_are_as_precise_as_asked_and_right(small: Results) -> None
             chosen = small.find(classifier=CHOSEN, **here)
             assert row["k"] == row["budget"] <= chosen["k"]
             assert chosen.value <= row.value + 0.04
+        if row["classifier"] in (OPTIMAL, OPTIMAL_CHOSEN):
+            bayes = small.find(classifier=EQUAL if row["classifier"] == OPTIMAL else CHOSEN, **here)
+            assert row["k"] == bayes["k"]
+            assert row.value == bayes.value if row["decay"] == 0 else row.value <= bayes.value + 0.01
+    assert small.find(classifier=OPTIMAL, d=100, decay=0.5, budget=2).value < 0.54
+    assert not small.select(classifier=OPTIMAL, d=784, decay=0.5)
+
+
+def test_tolerated_budgets_are_in_order_and_fit_the_errors(small: Results) -> None:
+    rows = small.select(what="k_trunc")
+    assert {(row["d"], row["decay"]) for row in rows} == {(100, 0.0), (100, 0.5)}
+    for row in rows:
+        here = {key: row[key] for key in ("d", "decay", "eps")}
+        names = ("k_trunc_bayes", "k_trunc", "k_chosen", "k_opt_bound")
+        bayes, trunc, chosen, bound = (small.find(what=what, **here).value for what in names)
+        assert bayes <= trunc <= chosen <= bound
+        errors = small.select(classifier=OPTIMAL, d=row["d"], decay=row["decay"])
+        assert all((one["budget"] <= trunc) == (one.value <= row["eps"]) for one in errors)
 
 
 def test_five_of_784_inputs(small: Results) -> None:
@@ -277,7 +298,8 @@ def test_bad_files_are_said_before_any_work(tmp_path: Path, capsys: pytest.Captu
         assert "d = 100" not in shown
 
 
-def test_theory_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_MOST_ROWS", 256)
     out = tmp_path / "run"
     words = "theory --dimensions 20 30 --decays 0 10 --precision 0.1 --out"
     assert main([*words.split(), str(out)]) == 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from ..results import CHOSEN, CLIPPED, EQUAL, HARDENED, OURS, PLAIN, Measurement, Results
+from ..results import CHOSEN, CLIPPED, EQUAL, HARDENED, OPTIMAL, OPTIMAL_CHOSEN, OURS, PLAIN, Measurement, Results
 from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import Cell, figure_words, number, percent
 from .sections import PageTable, Section, View
@@ -16,9 +16,16 @@ from .verdicts import Verdict
 
 _ERRORS = Axis("robust error", ends=(0.0, 100.0), unit=" %")
 _LOWER, _BAYES = "lower bound of any classifier", "Bayes, no attack"
-_STYLES = {EQUAL: 0, CHOSEN: 1, CLIPPED: 2, _LOWER: 3, _BAYES: 4}
+_STYLES = {EQUAL: 0, OPTIMAL: 5, CHOSEN: 1, CLIPPED: 2, _LOWER: 3, _BAYES: 4}
 _MALWARE_STYLES = {PLAIN: 0, HARDENED: 2, OURS: 1}
 _OPT, _TRUNC = "\N{GREEK SMALL LETTER ALPHA}_opt", "\N{GREEK SMALL LETTER ALPHA}_trunc"
+_COLUMNS = (EQUAL, OPTIMAL, CHOSEN, OPTIMAL_CHOSEN, CLIPPED)
+_TOLERATED = {
+    "k_trunc_bayes": EQUAL,
+    "k_trunc": f"{OPTIMAL}: k_trunc",
+    "k_chosen": CHOSEN,
+    "k_opt_bound": "any classifier, at most",
+}
 _EXPONENTS = {"alpha_opt_bound": f"{_OPT}, at most", "alpha_trunc_bound": f"{_TRUNC}, at least", "c1": "c₁", "c2": "c₂"}
 
 
@@ -26,16 +33,17 @@ def theory_view(results: Results) -> View:
     """The page of `ell0.theory.figures`."""
     errors = results.select(what="robust_error")
     parts = [_over_budget(results, decay, some) for decay, some in grouped(errors, lambda row: row["decay"])]
-    parts += [_over_k(results.select(what="robust_error_over_k")), _exponents(results)]
+    parts += [_tolerated(results), _over_k(results.select(what="robust_error_over_k")), _exponents(results)]
     # The verdict is that of the dimension and budget nearest to those of MNIST and five pixels.
     near = min(errors, key=lambda row: (abs(math.log(row["d"] / 784)), abs(row["budget"] - 5), row["decay"]))
     here = {key: near[key] for key in ("d", "budget", "decay")}
-    equal, chosen, clipped = (results.find(classifier=name, **here) for name in (EQUAL, CHOSEN, CLIPPED))
+    chosen, clipped = (results.find(classifier=name, **here) for name in (CHOSEN, CLIPPED))
+    paper = next(iter(results.select(classifier=OPTIMAL, **here)), results.find(classifier=EQUAL, **here))
     bound = results.find(what="lower_bound", **here)
     headline = Markup(
         "If an attacker changes {} of {} inputs, the truncated classifier errs on <strong>{}</strong> with k = m, and "
         "on <strong>{}</strong> with <strong>k = {}</strong>."
-    ).format(near["budget"], number(near["d"]), percent(equal.value), percent(chosen.value), chosen["k"])
+    ).format(near["budget"], number(near["d"]), percent(paper.value), percent(chosen.value), chosen["k"])
     note = Markup(
         "Clipping the terms instead gives {}. Every classifier errs on at least {}. This is with {}. k and clip were "
         "chosen on other draws than those that measured them."
@@ -124,24 +132,46 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> S
         bayes = results.find(what="bayes_error", d=d, decay=decay)
         ends = [_point(bayes, m, "changed") for m in (bounds[0]["budget"], bounds[-1]["budget"])]
         series = [
-            *_series(some, "classifier", "budget", "changed", _STYLES),
+            *_series([r for r in some if r["classifier"] in _STYLES], "classifier", "budget", "changed", _STYLES),
             Series(_LOWER, _STYLES[_LOWER], [_point(row, row["budget"], "changed") for row in bounds]),
             Series(_BAYES, _STYLES[_BAYES], ends),
         ]
         axis = Axis("inputs changed, m", "log")
         charts.append(Chart(f"d = {number(d)}", f"n = {some[0].n:,} draws", axis, _ERRORS, series))
-        for bound, (budget, (equal, chosen, clipped)) in zip(bounds, grouped(some, lambda r: r["budget"]), strict=True):
-            shares = Cell.share(equal), Cell.share(chosen), number(chosen["k"]), Cell.share(clipped), Cell.share(bound)
-            lines.append((number(d), number(budget), *shares))
-    head = ("d", "m", "k = m", "k chosen", "k", "clipped", "lower bound")
+        for bound in bounds:
+            found = {row["classifier"]: row for row in some if row["budget"] == bound["budget"]}
+            shares = [Cell.share(found[name]) if name in found else "not measured" for name in _COLUMNS]
+            k = number(found[CHOSEN]["k"])
+            lines.append((number(d), number(bound["budget"]), k, *shares, Cell.share(bound)))
     return Section(
         f"Robust error over budget: {_signal(decay)}",
-        "The classifiers use the Bayes weight. Their worst case is a closed form of the sorted products, so these are "
-        "errors under the best possible attack, with values of any size. The lower bound holds for every classifier.",
+        "The worst case is a closed form of the sorted products, so these are errors under the best possible attack, "
+        "with values of any size. The paper's classifier has k = m and the weights of least robust error; the Bayes "
+        "weights are best without an attack. The lower bound holds for every classifier.",
         tuple(charts),
-        PageTable(head, tuple(lines)),
-        "Robust error with 95 % interval",
+        PageTable(("d", "m", "k", *_COLUMNS, "lower bound"), tuple(lines)),
+        "Robust error with 95 % interval; k is the one chosen",
     )
+
+
+def _tolerated(results: Results) -> Section:
+    lines = []
+    rows = [row for row in results.rows if row.what in _TOLERATED]
+    for (d, decay, eps), some in grouped(rows, lambda row: (row["d"], row["decay"], row["eps"])):
+        found = {row.what: row for row in some}
+        lines.append((number(d), _signal(decay), percent(eps), *(count(found[what]) for what in _TOLERATED)))
+    words = (
+        "The largest m with a robust error of at most ε. With k = m and the best weights this is the paper's "
+        "k_trunc(ε). The last column bounds k_opt(ε), what the best classifier of all tolerates, from above, and the "
+        "others bound it from below. In brackets: what the 95 % intervals of the errors leave open."
+    )
+    head = ("d", "signal", "ε", *_TOLERATED.values())
+    return Section("Tolerated budgets", words, table=PageTable(head, tuple(lines)), caption="Inputs changed, m")
+
+
+def count(row: Measurement) -> str:
+    """A whole number, with its interval where that holds more than one."""
+    return f"{row.value:,.0f}" + (f" ({row.low}-{row.high})" if row.low != row.high else "")
 
 
 def _over_k(rows: list[Measurement]) -> Section:
@@ -151,8 +181,8 @@ def _over_k(rows: list[Measurement]) -> Section:
         note = f"{_signal(decay)}, n = {number(some[0].n)} draws"
         charts.append(Chart(f"d = {number(d)}", note, Axis("k", "log"), _ERRORS, series))
     words = (
-        "Each line begins at k = m, the choice of the paper. Dropping far more terms than the attacker can change "
-        "pays: the terms that are left lie closer together, so a change moves the sum less."
+        "Bayes weights. Each line begins at k = m, which the paper takes with the best weights. Dropping far more "
+        "terms than the attacker can change pays: what is left lies closer together, so a change moves the sum less."
     )
     return Section("Choosing k", words, tuple(charts))
 

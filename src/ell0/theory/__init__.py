@@ -7,14 +7,18 @@ from .malware_figures import malware, read_programs
 from .mixture import Mixture
 from .mixture_figures import figures
 from .robust_error import robust_errors
+from .weights import OptimalWeights, k_trunc, optimal_weights
 
 __all__ = [
     "Mixture",
     "NotAttainableError",
+    "OptimalWeights",
     "TruncatedLinearClassifier",
     "bounds",
     "figures",
+    "k_trunc",
     "malware",
+    "optimal_weights",
     "read_programs",
     "robust_errors",
 ]

@@ -54,6 +54,18 @@ def finite_lower_bound(mixture: Mixture, budgets: Sequence[int]) -> Floats:
     return np.asarray(np.maximum((ndtr(-_rest(nu))[lengths, None] - exceeds).max(0), mixture.bayes_error))
 
 
+def k_opt_bound(mixture: Mixture, eps: float) -> int:
+    """The largest budget at which `finite_lower_bound` allows an error of eps, an upper bound on k_opt(eps); at most d.
+
+    k_opt(eps) = max{m : L*(m) <= eps} ([Beliaev22] section 4)
+    """
+    mean = float(erf(np.abs(mixture.mu) / math.sqrt(2.0)).sum())
+    # Six deviations above the mean of the number of erased coordinates the attacker erases all: the bound is 1/2.
+    most = min(mixture.d, math.ceil(mean + 6 * math.sqrt(mean)) + 6)
+    allowed = finite_lower_bound(mixture, range(most + 1)) <= eps
+    return mixture.d if allowed.all() else int(allowed.sum()) - 1
+
+
 def upper_bound(mixture: Mixture, k: int) -> float:
     """An upper bound on the robust error of the k-truncated Bayes classifier under a budget of at most k coordinates.
 

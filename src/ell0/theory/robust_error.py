@@ -49,20 +49,25 @@ def robust_errors(
     *,
     ks: Sequence[int] = (),
     clips: Sequence[float] = (),
+    weight: Floats | None = None,
     rows: int = 1_000,
     rng: np.random.Generator,
 ) -> RobustErrors:
-    """Robust errors of truncated and clipped (Huber) Bayes classifiers, for every k or clip c and every budget m.
+    """Robust errors of truncated and clipped (Huber) linear classifiers, for every k or clip c and every budget m.
 
     sign <w, x>_k:                      P(sum of v without its k + m largest and k - m smallest terms <= 0)
     sign sum_i clip(w_i x_i, -c, c):    P(sum of clip(v_i, -c, c) over all but the m largest - m c <= 0)
 
-    with w = mu and v = w * (mu + z). Each sum is the least margin over all changes of at most m coordinates by any
+    with v = w * (mu + z). Each sum is the least margin over all changes of at most m coordinates by any
     amount, and is attained. Truncation with k < m always loses: these errors are 1, without an interval. Clipping needs
     no sort to classify, and withstands any budget below d / 2.
 
-    budgets: m, below d / 2 with clips.  ks: each ``0 <= 2k < d``.  clips: c > 0.  rows: of Monte Carlo, at least 2.
+    budgets: m, below d / 2 with clips.  ks: each ``0 <= 2k < d``.  clips: c > 0.  weight: w ``(d,)`` without zeros;
+    None: mu, the Bayes weights.  rows: of Monte Carlo, at least 2.
     """
+    w = mixture.mu if weight is None else np.asarray(weight, dtype=np.float64)
+    if w.shape != mixture.mu.shape or not np.isfinite(w).all() or not w.all():
+        raise ValueError(f"weight must be {mixture.d} finite numbers without zeros, got {weight}")
     m = check_budgets(budgets)
     each_k = np.array([check_k(mixture.d, k) for k in ks], dtype=int)
     if not all(0 < clip < math.inf for clip in clips):
@@ -73,11 +78,11 @@ def robust_errors(
     shifts += [_clipped_shifts(mixture.d, m, np.array(clips))] * bool(clips)
     shape = len(each_k) + len(clips), len(m)
     n, mean, squares = 0, np.zeros(shape), np.zeros(shape)
-    for n, chance in enumerate(_chances(mixture, rows, rng, shifts), start=1):
+    for n, chance in enumerate(_chances(mixture, w, rows, rng, shifts), start=1):
         step = chance - mean
         mean += step / n
         squares += step * (chance - mean)
-    low, high = _interval(mean, squares / (n - 1), n)
+    low, high = interval(mean, squares / (n - 1), n)
     for bound in (mean, low, high):
         bound[: len(each_k)][m > each_k[:, None]] = 1.0
     found = [Figure(float(at), n, float(a), float(b)) for at, a, b in zip(mean.flat, low.flat, high.flat, strict=True)]
@@ -130,10 +135,11 @@ def _clipped_shifts(d: int, budgets: Ints, clips: Floats) -> Shifts:
     return lambda v, spread: np.stack([shift(row, spread) for row in v])
 
 
-def _chances(mixture: Mixture, rows: int, rng: np.random.Generator, shifts: Sequence[Shifts]) -> Iterator[Floats]:
+def _chances(
+    mixture: Mixture, w: Floats, rows: int, rng: np.random.Generator, shifts: Sequence[Shifts]
+) -> Iterator[Floats]:
     """For each row the chance of an error given v - t: ``(settings, budgets)``."""
     check_count("rows", rows, 2)
-    w = mixture.mu
     # t = <share, v - E v> is the generalised least squares estimate of a common shift of v = w * (mu + z).
     precision = 1 / w / w
     share, spread = precision / precision.sum(), 1 / math.sqrt(precision.sum())
@@ -156,7 +162,7 @@ def _chances(mixture: Mixture, rows: int, rng: np.random.Generator, shifts: Sequ
             yield from found
 
 
-def _interval(mean: Floats, variance: Floats, n: int) -> tuple[Floats, Floats]:
+def interval(mean: Floats, variance: Floats, n: int) -> tuple[Floats, Floats]:
     """95 % interval for the mean of n numbers in [0, 1]: Wilson's, with the n of 0-1 rows that would vary as little."""
     spread = mean * (1 - mean)
     # Rows that are all alike, such as all 0, count as plain 0-1 rows: no doubt at all would be too good.
