@@ -527,7 +527,8 @@ def paper_figure_1(files: Files) -> MarkdownTable:
     trained = []
     for file in ("mnist-fig1a", "mnist-fig1b"):
         time = files.seek(file, what="epoch_seconds", classifier="F(0)")
-        trained.append(f"{file[-2:]} by `ell0 run {file}`" + ("" if time is None else f", {time.n} epochs"))
+        words = "" if time is None else f", {time.n} epochs in {time.get('precision', 'fp32')}"
+        trained.append(f"{file[-2:]} by `ell0 run {file}`{words}")
     head = ["changed = k_adv", "1a: F(0)", "1a: F(k), k = k_adv", "1b: F(0)", "1b: F(10)"]
     return MarkdownTable(
         head, lines, "; ".join(["Sparse-RS, 1,000 queries, values within 100", *trained, *waiting(lines)])
