@@ -53,7 +53,15 @@ def test_a_number_of_the_paper_says_that_it_is_not_measured_and_is_filled_once_i
     assert empty.endswith("nothing measured yet.")
     *lines, _, _ = empty.split("\n")
     assert all("not measured" in line for line in lines[2:] if not line.startswith("| paper"))
-    others = {"mnist-abs", "cifar-base", "cifar-table1", "cifar-table1-again", "cifar-truncations", "mnist-scale"}
+    others = {
+        "mnist-abs",
+        "cifar-base",
+        "cifar-table1",
+        "cifar-worst",
+        "cifar-table1-again",
+        "cifar-truncations",
+        "mnist-scale",
+    }
     for each in {*re.findall(r"`ell0 run ([\w-]+)`", empty), *others}:
         made_up(each).save(tmp_path / "results" / f"{each}.json")
     for each in ("bench-train-h200.json", "mnist-foolbox.json"):

@@ -70,7 +70,8 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)``; result as of the convolution."""
-        one = self.relu and torch.backends.cudnn.is_acceptable(x) and torch.version.hip is None
+        # Not cudnn.is_acceptable(x), which refuses bfloat16.
+        one = self.relu and x.is_cuda and torch.backends.cudnn.enabled and torch.version.hip is None
         if not one or torch.is_grad_enabled():
             out = F.conv2d(x, self.weight, self.bias, *self._how)
             return out.relu_() if self.relu else out
