@@ -360,7 +360,7 @@ def certified(head: str, sources: dict[str, tuple[str, Entries]], budgets: Seque
             shares = [mean(row for row in rows if (row.what, row.get("budget")) == one) for one in asked]
             radii = [row for row in rows if row.what == "certified_radius"]
             passes = f"{radii[0].beside.get('forwards', 1):,}"
-            lines.append([words, *(f"{100 * share:.1f} %" for share in shares), f"{mean(radii):g}", passes])
+            lines.append([words, *(f"{100 * share:.1f} %" for share in shares), f"{mean(radii):.3g}", passes])
         for row in recipe.load(rivals).quoted:
             lines.append([f"{row['classifier']}, published", *[NONE] * (1 + len(budgets)), f"{row['value']:g}", NONE])
         names = ["clean", *(f"{m} changed" for m in budgets), "median radius", "forward passes"]
