@@ -36,6 +36,8 @@ _DRAWN = 30
 _LOG_RANGE = 10.0
 _REACH = 9.0
 """How far g* is looked for: beyond, Phi is 0 or 1."""
+_CLOSE = 1e-11
+"""How close to g* the search ends."""
 
 
 class OptimalWeights(NamedTuple):
@@ -150,7 +152,7 @@ class Sample:
     def _roots(self, weight: Floats, k: int, budget: int) -> tuple[Floats, Bools]:
         """g* of each row, and the terms kept there ``(rows, d)``: Newton's steps, halving where they leave a bracket.
 
-        The margin is piecewise linear in g, so the steps end: after two on average near the last weights.
+        The margin is piecewise linear in g, so the steps are few: some three near the last weights.
         """
         first, last = k - budget, len(weight) - k - budget - 1
         drift, terms = weight * self.along, self.x * weight
@@ -165,11 +167,15 @@ class Sample:
             low[rows] = np.where(margin <= 0, at, low[rows])
             high[rows] = np.where(margin > 0, at, high[rows])
             below, above = low[rows], high[rows]
-            newton = np.clip(at - margin / (kept[rows] @ drift), -_REACH, _REACH)
-            outside = ((newton <= below) | (newton >= above)) & (newton != at)
-            g[rows] = newton
-            g[rows[outside]] = (below + above)[outside] / 2
-            rows = rows[np.abs(g[rows] - at) > 1e-9]
+            # A little beyond the root, so that the next step closes the bracket: a small step alone proves nothing
+            # where weights are very unequal, since past a kink the margin may be flat.
+            beyond = np.where(margin > 0, -_CLOSE, _CLOSE)
+            newton = np.clip(at - margin / (kept[rows] @ drift) + beyond, -_REACH, _REACH)
+            ended = (above - below <= 4 * _CLOSE) | (newton == at)
+            outside = ((newton <= below) | (newton >= above)) & ~ended
+            newton[outside] = (below + above)[outside] / 2
+            rows = rows[~ended]
+            g[rows] = newton[~ended]
         return g.copy(), kept
 
 
