@@ -79,14 +79,12 @@ def test_one_truncated_row_falls_to_its_closed_form(data: st.DataObject) -> None
 
 def test_values_inside_a_mask() -> None:
     g = Generator().manual_seed(0)
-    mask, linear = InputTruncation(100, 12, weighted=True).double(), nn.Linear(100, 4).double()
-    assert mask.weight is not None
-    net = nn.Sequential(mask, linear)
+    linear = nn.Linear(100, 4).double()
+    net = nn.Sequential(InputTruncation(100, 12), linear)
     x = torch.rand(40, 100, generator=g, dtype=torch.float64) * 2 - 1
     with torch.no_grad():
         for parameter in linear.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=g))
-        mask.weight.copy_(torch.rand(100, generator=g) + 0.5)
         y = net(x).argmax(1)
     ball = L0Ball(2, low=-100, high=100)
     mine = adaptive(net, x, y, ball, queries=300)
@@ -124,7 +122,6 @@ def test_a_normalised_and_truncated_image_is_not_safe_from_values_inside(seed: i
         ([nn.Flatten(), TruncatedLinear(12, 3, 0)], None),
         ([nn.Flatten(), nn.Tanh(), TruncatedLinear(12, 3, 2)], None),
         ([InputTruncation((3, 2, 2), 1), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
-        ([InputTruncation((3, 2, 2), 2, weighted=True), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
         ([CHANNELS, InputTruncation((3, 2, 2), 1), nn.Flatten(), nn.Linear(12, 3)], InputTruncation),
         ([InputClamp(), CHANNELS, nn.Flatten(), TruncatedLinear(12, 3, 2)], TruncatedLinear),
         ([nn.Flatten(), InputScale(range(12), range(2, 14)), TruncatedLinear(12, 3, 2)], None),
@@ -185,11 +182,7 @@ def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) 
 
 @pytest.mark.parametrize(
     "first",
-    [
-        nn.Sequential(nn.Flatten(), TruncatedLinear(60, 60, 5)),
-        InputTruncation((3, 5, 4), 5),
-        InputTruncation((3, 5, 4), 5, weighted=True),
-    ],
+    [nn.Sequential(nn.Flatten(), TruncatedLinear(60, 60, 5)), InputTruncation((3, 5, 4), 5)],
 )
 @pytest.mark.parametrize("scale", [InputScale(-3.0, 1.0), InputScale((-3.0, 0.0, -1.0), (1.0, 2.0, -0.5))], ids=str)
 @pytest.mark.parametrize("unit", ["feature", "pixel"])

@@ -67,13 +67,14 @@ def test_little_is_lost_by_a_quick_interval() -> None:
         assert (grad * first.weight >= 0).all()
 
 
-@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "dense"])
+@pytest.mark.parametrize("kind", ["truncated", "truncated in a box", "dense", "dense, pixels"])
 def test_margins_have_gradients(kind: str) -> None:
     torch.manual_seed(2)
-    first = nn.Linear(5, 4) if kind == "dense" else TruncatedLinear(5, 4, 1)
-    model = nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
-    x, y = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 2, 1])
-    ball = L0Ball(0, low=-1.1, high=1.2) if kind in ("dense", "truncated in a box") else None
+    unit: Unit = "pixel" if "pixels" in kind else "feature"
+    first = nn.Linear(6, 4) if "dense" in kind else TruncatedLinear(6, 4, 1)
+    model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
+    x, y = torch.randn(3, 2, 3, 1, dtype=torch.float64), torch.tensor([0, 2, 1])
+    ball = None if kind == "truncated" else L0Ball(0, unit, low=-1.1, high=1.2)
     budget = 2 if kind == "truncated in a box" else 1
     found = partial(certify.margins, model, x, y, budget, ball)
     assert torch.autograd.gradcheck(lambda *_: found(), tuple(model.parameters()))

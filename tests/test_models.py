@@ -9,15 +9,12 @@ import torch
 from torch import fx, nn
 
 from ell0 import models
-from ell0.nn import InputTruncation, TruncatedConv2d, TruncatedLinear
+from ell0.nn import InputTruncation, TruncatedLinear
 
 small_mlp: dict[str, Any] = {"in_features": 16, "hidden": (12, 6), "classes": 4}
 BUILDERS: list[Callable[[int], nn.Module]] = [
     lambda k: models.mlp(k, **small_mlp),
     lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4),
-    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="input"),
-    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="conv"),
-    lambda k: models.small_cnn(k, in_shape=(1, 4, 4), classes=4, truncation="pixel"),
 ]
 
 
@@ -68,11 +65,11 @@ def test_shapes_are_of_images(build: Callable[..., nn.Module], shape: Any) -> No
 
 
 @pytest.mark.parametrize("build", [*BUILDERS, lambda k: models.vgg19(k, classes=3)])
-def test_k_and_truncation_change_no_weights(build: Callable[[int], nn.Module]) -> None:
+def test_k_changes_no_weights(build: Callable[[int], nn.Module]) -> None:
     model = seeded(build, 0)
     plain, truncated = model.state_dict(), seeded(build, 3).state_dict()
-    assert not any(isinstance(m, TruncatedLinear | TruncatedConv2d | InputTruncation) for m in model.modules())
-    assert truncated.keys() - plain.keys() <= {"truncation.weight"}
+    assert not any(isinstance(m, TruncatedLinear | InputTruncation) for m in model.modules())
+    assert truncated.keys() == plain.keys()
     assert all(torch.equal(plain[key], truncated[key]) for key in plain)
 
 
@@ -89,27 +86,6 @@ def test_cnn_halves_in_each_stage() -> None:
     assert sizes == [(3, 2, 4, 4), (3, 3, 3, 3), (4, 3, 4, 4), (4, 4, 3, 3), (5, 4, 4, 4), (5, 5, 3, 3), (7, 5), (6, 7)]
     with pytest.raises(ValueError, match=r"height and width of at least 16, for 4 widths, got \(2, 9, 8\)"):
         models.cnn(in_shape=(2, 9, 8), widths=(1, 1, 1, 1))
-
-
-@pytest.mark.parametrize(("truncation", "unit", "most"), [("conv", "feature", 13), ("pixel", "pixel", 4)])
-@pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])
-def test_the_first_convolution_may_truncate(
-    build: Callable[..., nn.Sequential], truncation: str, unit: str, most: int
-) -> None:
-    with torch.device("meta"):
-        model = build(most, in_shape=(3, 32, 32), truncation=truncation)
-        assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
-        layers = [m for m in model.modules() if isinstance(m, TruncatedConv2d | InputTruncation)]
-        (first,) = layers
-        assert first is model.get_submodule("features.0")
-        assert isinstance(first, TruncatedConv2d)
-        assert (first.k, first.unit, first.padding) == (most, unit, (1, 1))
-        plain = build(0, in_shape=(3, 32, 32), truncation=truncation)
-        assert type(plain.get_submodule("features.0")) is nn.Conv2d
-        with pytest.raises(ValueError, match=rf"got k={most + 1} with terms of a field={2 * most + 1}"):
-            build(most + 1, in_shape=(3, 32, 32), truncation=truncation)
-        with pytest.raises(ValueError, match='truncation must be "channel", "input", "conv" or "pixel", got \'row\''):
-            build(0, in_shape=(3, 32, 32), truncation="row")
 
 
 @pytest.mark.parametrize("build", BUILDERS)

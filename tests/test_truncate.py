@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
-from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedConv2d, TruncatedLinear, truncate
+from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear, truncate
 
 
 class Backwards(nn.Module):
@@ -277,7 +277,6 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: twice(nn.Linear(8, 8)), (8,), "the first layer, layer, must run once in a forward, it runs 2 times"),
     (lambda: twice(nn.Conv1d(2, 2, 3, padding=1)), (2, 6), "the first layer, layer, must run once .* it runs 2 times"),
     (lambda: flat(TruncatedLinear(8, 8, 1)), (8,), "model is already truncated: 0 is TruncatedLinear with k=1"),
-    (lambda: nn.Sequential(TruncatedConv2d(2, 2, 3, 2)), (2, 6, 6), "truncated: 0 is TruncatedConv2d with k=2"),
     (lambda: truncate(Convolutional(), 2, (2, 6, 6)), (2, 6, 6), r"truncated: conv\.0 is InputTruncation with k=2"),
     (lambda: using_own(lambda x, w: x @ w), (8,), "parameter own is used by .* before any Linear or convolution"),
     (lambda: using_own(lambda x, w: x @ w.t(), frozen=True), (8,), "parameter own is used by t before any"),

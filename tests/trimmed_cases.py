@@ -1,21 +1,18 @@
-"""Numbers of every kind, shapes and checks for the tests of the trimmed product and convolution."""
+"""Numbers of every kind, shapes and checks for the tests of the trimmed product."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from ell0.ops import kernel, reference, trimmed_linear
-from ell0.threat import Unit
 
 inf, nan = math.inf, math.nan
 BACKENDS = (*kernel.builds(), "none")
-UNITS: tuple[Unit, ...] = get_args(Unit)
 DTYPES = (torch.float32, torch.float64)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 

@@ -504,10 +504,7 @@ def paper_table_2(names: Sequence[str], ways: dict[str, Entries]) -> Make:
         return MarkdownTable(["median, Pointwise", *numbers], lines, "; ".join([note, *waiting(lines)]))
 
     def cell(files: Files, one: Printed, way: Entries) -> str:
-        asked = {"files": one.files, "never": (), **one.which, **way}
-        if asked["classifier"] in asked.pop("never"):
-            return NONE
-        found = files.seek(*asked.pop("files"), **asked)
+        found = files.seek(*one.files, **one.which, **way)
         if found is None:
             return MISSING
         words = f"{shown(replace(found, paper=None))}, n = {found.n:,}"
@@ -725,21 +722,6 @@ TABLES: dict[str, Make] = {
         },
         "all attacks with 5,000 queries, 300 steps",
     ),
-    "cifar-truncations": grid(
-        "VGG on CIFAR-10, changed pixels",
-        classifiers(
-            ("cifar-truncations",),
-            {
-                "no truncation": "VGG(0)",
-                "k = 10 of each channel's 1,024 values": "VGG(10), channels",
-                "k = 10 of the input's 3,072 numbers, with trained scales": "VGG(10), weighted input",
-                "k = 4 of a field's 27 products": "VGG(4), products of a field",
-                "k = 2 of a field's 9 pixels": "VGG(2), pixels of a field",
-            },
-        ),
-        boxes((3, 8), "pixel"),
-        "all attacks with 1,000 queries, 100 steps",
-    ),
     "cifar-training": grid(
         "CIFAR-10, 250 epochs",
         {
@@ -749,13 +731,6 @@ TABLES: dict[str, Make] = {
         | {"VGG base": (("cifar-base", *sources("VGG base", 2)), of(classifier="VGG base", never=["attack_seconds"]))},
         {words: of(what=f"{what}_seconds") for words, what in TIMES.items()},
         "an epoch is the median of all",
-    ),
-    "cifar-scale": grid(
-        "VGG(10) with trained scales, 15 epochs, 8 changed features, validation split",
-        classifiers("cifar-scale", {"images in [-1, 1]": "VGG(10)"})
-        | classifiers("cifar-scale-unit", {"images in [0, 1]": "VGG(10)"}),
-        {f"values within {beta:g}": of(what="robust_accuracy", budget=8, beta=beta) for beta in (1.0, 100.0)},
-        "Sparse-RS, 1,000 queries",
     ),
     "cifar-certified": certified(
         "CIFAR-10",
@@ -847,8 +822,7 @@ TABLES: dict[str, Make] = {
                 "changed pixels, our rule": of(rule=None, count=None),
             }.items()
             for repeats in ((10,) if way["rule"] == "foolbox" else (10, 1))
-        }
-        | {"changed pixels, foolbox itself, one run": of(files=["mnist-foolbox"], never=["F(0) base"], repeats=1)},
+        },
     ),
     "paper-table2-cifar": paper_table_2(
         ["VGG(0)", "VGG base", "VGG(10)"],

@@ -4,20 +4,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, get_args
 
 from torch import nn
 
-from .nn import InputTruncation, TruncatedConv2d, TruncatedLinear
+from .nn import InputTruncation, TruncatedLinear
 from .nn.layers import check_shape
 from .ops import check_k
-from .ops.conv import count_terms
-from .threat import Unit
 
 Shape = tuple[int, int, int]  # channels, height, width
-Truncation = Literal["channel", "input", "conv", "pixel"]
-"""What a convolutional network truncates: each channel of its input, its input times trained numbers, or the products
-or pixels that its first layer adds up."""
 
 __all__ = ["cnn", "mlp", "small_cnn", "vgg19"]
 
@@ -41,29 +35,21 @@ def mlp(
     return nn.Sequential(*layers[:-1])
 
 
-def vgg19(
-    k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32), truncation: Truncation = "channel"
-) -> nn.Sequential:
-    """VGG(k): VGG-19 without dropout, its input truncated before the first convolution     ([Beliaev22] appendix).
+def vgg19(k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
+    """VGG(k): VGG-19 without dropout behind an `InputTruncation`     ([Beliaev22] appendix).
 
-    Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` truncates nothing; the
-    other parameters have the same names, and from the same seed the same values, for every k and truncation.
+    Input ``(n, *in_shape)``, height and width at least 32; output ``(n, classes)``. ``k=0`` truncates nothing. The
+    same seed gives the same weights for every k, and state dicts are interchangeable.
 
     As in the paper's supplement: batch norm after each of the sixteen 3x3 convolutions, and a head of 512, batch norm,
     ReLU and the classes on the 512 channels that five poolings leave.
-
-    Args:
-        truncation: "channel" puts an `InputTruncation` before the first convolution, as the paper does, and "input" its
-            weighted variant; "conv" and "pixel" make that convolution a `TruncatedConv2d` with unit "feature" or
-            "pixel", where k counts terms of one receptive field: ``2k < 9 * channels``, or ``2k < 9``.
     """
     channels, height, width = _check_image(in_shape, 32, "five poolings")
-    truncated = _truncation(k, in_shape, truncation)
+    truncated = _truncation(k, in_shape)
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
-            convolution = _convolution(channels, wide, 0 if features else k, truncation)
-            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+            features += [nn.Conv2d(channels, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
     first = nn.Linear(channels * (height // 32) * (width // 32), channels)
@@ -99,13 +85,12 @@ def cnn(
     )
 
 
-def small_cnn(
-    k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8, truncation: Truncation = "channel"
-) -> nn.Sequential:
-    """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k and truncation as in `vgg19`."""
+def small_cnn(k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8) -> nn.Sequential:
+    """Two convolutions and a linear layer without batch norm, for any ``in_shape``; k as in `vgg19`."""
     channels, *size = _check_image(in_shape)
-    truncated = _truncation(k, in_shape, truncation)
-    first, second = _convolution(channels, width, k, truncation), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+    truncated = _truncation(k, in_shape)
+    first = nn.Conv2d(channels, width, 3, padding=1)
+    second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
     head = nn.Linear(2 * width * math.prod(math.ceil(length / 2) for length in size), classes)
     return _classifier(truncated, [first, nn.ReLU(), second, nn.ReLU()], head)
 
@@ -119,24 +104,10 @@ def _check_image(in_shape: Sequence[int], least: int = 1, why: str = "") -> tupl
     return tuple(in_shape)
 
 
-def _truncation(k: int, in_shape: Sequence[int], truncation: Truncation) -> dict[str, nn.Module]:
-    """The layer before the first convolution, if there is one; raises unless k and truncation fit."""
-    if truncation not in get_args(Truncation):
-        raise ValueError(f'truncation must be "channel", "input", "conv" or "pixel", got {truncation!r}')
-    if truncation in _UNITS:
-        check_k(k, count_terms(in_shape[0], (3, 3), _UNITS[truncation]), "terms of a field")
-        return {}
-    layer = InputTruncation(in_shape, k, weighted=truncation == "input")
+def _truncation(k: int, in_shape: Sequence[int]) -> dict[str, nn.Module]:
+    """The layer before the first convolution, if there is one; raises unless k fits."""
+    layer = InputTruncation(in_shape, k)
     return {"truncation": layer} if k else {}
-
-
-_UNITS: dict[Truncation, Unit] = {"conv": "feature", "pixel": "pixel"}
-
-
-def _convolution(channels: int, wide: int, k: int, truncation: Truncation) -> nn.Conv2d:
-    if k == 0 or truncation not in _UNITS:
-        return nn.Conv2d(channels, wide, 3, padding=1)
-    return TruncatedConv2d(channels, wide, 3, k, padding=1, unit=_UNITS[truncation])
 
 
 def _classifier(first: dict[str, nn.Module], features: list[nn.Module], head: nn.Module) -> nn.Sequential:

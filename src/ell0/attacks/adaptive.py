@@ -134,36 +134,35 @@ def _product(victim: Victim, clamp: InputClamp, scale: InputScale, layer: Trunca
 
 def _mask(victim: Victim, clamp: InputClamp, scale: InputScale, layer: InputTruncation) -> _Scorer:
     """Scores through an element-wise mask: a number beyond the thresholds counts as 0, one just inside in full."""
-    channels = layer.features[0] if layer.weight is None and len(layer.features) > 1 else 1
-    weight = torch.ones_like(victim.x[:1]) if layer.weight is None else layer.weight.detach().view_as(victim.x[:1])
+    channels = layer.features[0] if len(layer.features) > 1 else 1
 
-    def sums(numbers: Tensor) -> Tensor:
-        """The products, those that compete with each other in a row: ``(m, channels, numbers of a channel)``."""
-        return (weight * numbers.reshape(-1, *weight.shape[1:])).view(len(numbers), channels, -1)
+    def by_channel(numbers: Tensor) -> Tensor:
+        """Those that compete with each other in a row: ``(m, channels, numbers of a channel)``."""
+        return numbers.reshape(len(numbers), channels, -1)
 
-    def thresholds(products: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest product of a channel that stays, ``(m, channels, 1)`` each."""
-        ordered = products.sort(2).values
+    def thresholds(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest number of a channel that stays, ``(m, channels, 1)`` each."""
+        ordered = numbers.sort(2).values
         return ordered[:, :, layer.k, None], ordered[:, :, -layer.k - 1, None]
 
     def moves(points: Tensor, at: Tensor, options: list[Tensor]) -> list[Tensor]:
         _, slope, source = victim.slopes(points, at, behind=layer)
-        now = sums(source)
+        now = by_channel(source)
         least, most = thresholds(now)
 
-        def kept(products: Tensor) -> Tensor:
-            return products.where((products >= least) & (products <= most), 0.0)
+        def kept(numbers: Tensor) -> Tensor:
+            return numbers.where((numbers >= least) & (numbers <= most), 0.0)
 
         seen = (scale(clamp(victim.points(value))) for value in options)
-        gains = (slope.reshape(now.shape) * (kept(sums(numbers)) - kept(now)) for numbers in seen)
+        gains = (slope.reshape(now.shape) * (kept(by_channel(numbers)) - kept(now)) for numbers in seen)
         return [victim.units(victim.points(gain)) for gain in gains]
 
-    least, most = thresholds(sums(scale(clamp(victim.x))))
+    least, most = thresholds(by_channel(scale(clamp(victim.x))))
     step = (1 - _INSIDE) * (most - least)
-    divisor = weight.where(weight != 0, 1.0).view(1, channels, -1)
-    ends = [victim.units(scale.inverse(victim.points(end / divisor))) for end in (least + step, most - step)]
+    inside = (end.expand(-1, -1, victim.x[0].numel() // channels) for end in (least + step, most - step))
     low, high = victim.units(victim.low), victim.units(victim.high)
-    return _Scorer(layer, moves, (torch.minimum(*ends).clamp(low, high), torch.maximum(*ends).clamp(low, high)))
+    least, most = (victim.units(scale.inverse(victim.points(end))).clamp(low, high) for end in inside)
+    return _Scorer(layer, moves, (least, most))
 
 
 def _scorer(victim: Victim) -> _Scorer:

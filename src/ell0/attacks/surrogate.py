@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_input
 
-from ..nn import InputClamp, InputTruncation, TruncatedConv2d, TruncatedLinear
+from ..nn import InputClamp, InputTruncation, TruncatedLinear
 
 __all__ = ["surrogate_gradients"]
-
-InputGradient = Callable[[Tensor, Tensor], Tensor]
-"""The gradient to the input of a layer, from the gradient to its output and the input."""
 
 
 @contextmanager
@@ -25,18 +21,18 @@ def surrogate_gradients(model: object) -> Iterator[None]:
 
         d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
 
-    An `InputClamp` passes the gradient on unchanged, beyond its ends too: from there a number can come back.
-    The layers are the `TruncatedLinear`, `TruncatedConv2d`, `InputTruncation` and `InputClamp` of an ``nn.Module``;
-    their parameters keep their ordinary gradients. Nothing changes for any other model. Afterwards the layers are as
-    they were; uses may be nested.
+    An `InputTruncation` and an `InputClamp` pass the gradient on unchanged, beyond the ends of the clamp too: from
+    there a number can come back. Parameters keep their ordinary gradients. Nothing changes for a model that is not an
+    ``nn.Module``. Afterwards the layers are as they were; uses may be nested.
     """
-    kinds = (TruncatedLinear, TruncatedConv2d, InputTruncation, InputClamp)
+    kinds = (TruncatedLinear, InputTruncation, InputClamp)
     modules = model.modules() if isinstance(model, nn.Module) else ()
     layers = [layer for layer in modules if isinstance(layer, kinds)]
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:
-            layer.__dict__["forward"] = partial(_forward, layer.forward, _straight(layer))
+            weight = layer.weight.detach() if isinstance(layer, TruncatedLinear) else None
+            layer.__dict__["forward"] = partial(_forward, layer.forward, weight)
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
@@ -45,31 +41,22 @@ def surrogate_gradients(model: object) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
-def _forward(ordinary: Callable[[Tensor], Tensor], gradient: InputGradient, x: Tensor) -> Tensor:
+def _forward(ordinary: Callable[[Tensor], Tensor], weight: Tensor | None, x: Tensor) -> Tensor:
     # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
-    return _Redirect.apply(ordinary(x.detach()), x, gradient)  # type: ignore[no-any-return]
+    return _Redirect.apply(ordinary(x.detach()), x, weight)  # type: ignore[no-any-return]
 
 
 class _Redirect(torch.autograd.Function):
-    """A value as it is, with a gradient to x that is made of the gradient to the value."""
+    """A value as it is, with a gradient to x: that of the value, times the weight if there is one."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, x: Tensor, gradient: InputGradient) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.gradient = gradient
+    def forward(ctx: Any, value: Tensor, _x: Tensor, weight: Tensor | None) -> Tensor:
+        ctx.weight = weight
         # A view could not be changed in place, as the ReLU behind a layer may do.
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (x,) = ctx.saved_tensors
-        return grad, ctx.gradient(grad, x) if ctx.needs_input_grad[1] else None, None
-
-
-def _straight(layer: TruncatedLinear | TruncatedConv2d | InputTruncation | InputClamp) -> InputGradient:
-    if isinstance(layer, InputClamp) or layer.weight is None:
-        return lambda grad, _: grad
-    weight = layer.weight.detach()
-    if isinstance(layer, TruncatedConv2d):
-        return lambda grad, x: conv2d_input(x.shape, weight, grad, **layer.geometry)
-    return lambda grad, _: grad @ weight if isinstance(layer, TruncatedLinear) else grad * weight
+        if not ctx.needs_input_grad[1]:
+            return grad, None, None
+        return grad, grad if ctx.weight is None else grad @ ctx.weight, None

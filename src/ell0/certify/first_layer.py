@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops import trimmed_conv2d, trimmed_linear
+from ..ops import trimmed_linear
 from .reachable import Reachable, in_blocks, largest_sums
 
 
@@ -74,14 +74,17 @@ class Dense:
         reach = reach.to(self.weight.dtype)
 
         def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
-            here, weight = reach[b], self.weight[o]
-            terms, *ends = (numbers.unsqueeze(1) * weight for numbers in (here.x, here.low, here.high))
-            fall, rise = terms - torch.minimum(*ends), torch.maximum(*ends) - terms
-            return largest_sums(here.units(fall), budgets[b]), largest_sums(here.units(rise), budgets[b])
+            fall, rise = self._reaches(reach[b], o)
+            return largest_sums(fall, budgets[b]), largest_sums(rise, budgets[b])
 
         fall, rise = in_blocks(block, reach, len(self.weight))
         value = self.value(reach.x).unsqueeze(1)
         return value - fall, value + rise
+
+    def _reaches(self, reach: Reachable, outputs: slice) -> tuple[Tensor, Tensor]:
+        """How far each unit lowers and raises these outputs at most: two ``(n, outputs, units)``."""
+        terms, *ends = (numbers.unsqueeze(1) * self.weight[outputs] for numbers in (reach.x, reach.low, reach.high))
+        return reach.units(terms - torch.minimum(*ends)), reach.units(torch.maximum(*ends) - terms)
 
     def drop(self, reach: Reachable, budgets: Tensor, head: Tensor) -> Tensor:
         """How far ``head @ outputs`` falls at most if all outputs see the same changes: ``(n, c)``.
@@ -113,20 +116,23 @@ class Dense:
         return self.clean_magnitudes(reach) + furthest * self.weight.abs().amax(1)
 
     def trainable_interval(self, reach: Reachable, budget: int) -> tuple[Tensor, Tensor]:
-        """The interval for one budget with gradients to weight and bias: two ``(n, h)``, by the operators.
+        """The interval for one budget with gradients to weight and bias: two ``(n, h)``.
 
-        rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0; fall_j likewise
+        Features by the operator, rise_j = max(w, 0) (high - x) + max(-w, 0) (x - low), one of them 0; fall_j likewise.
         """
-        below, above = reach.x - reach.low, reach.high - reach.x
-        steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
-        weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
-        moved = F.linear(steps, weight)
-        if reach.channels == 1:
-            moved = moved - trimmed_linear(steps, weight, top=budget, bottom=0)
-        elif budget < reach.number_of_units:  # a unit is a place of a window with twice its channels
-            windows, kernels = (t.unflatten(1, (-1, 1, reach.number_of_units)) for t in (steps, weight))
-            moved = moved - trimmed_conv2d(windows, kernels, top=budget, bottom=0, unit="pixel").flatten(1)
-        fall, rise = moved.chunk(2)
+
+        def block(b: slice, o: slice) -> tuple[Tensor, Tensor]:
+            # No `largest_sums`, which asks the host for the largest budget: no CUDA graph could hold that.
+            fall, rise = (amounts.topk(budget, -1).values.sum(-1) for amounts in self._reaches(reach[b], o))
+            return fall, rise
+
+        if reach.channels > 1:
+            fall, rise = in_blocks(block, reach, len(self.weight))
+        else:
+            below, above = reach.x - reach.low, reach.high - reach.x
+            steps = torch.cat([torch.cat([below, above], 1), torch.cat([above, below], 1)])
+            weight = torch.cat([self.weight.clamp(min=0), -self.weight.clamp(max=0)], 1)
+            fall, rise = (F.linear(steps, weight) - trimmed_linear(steps, weight, top=budget, bottom=0)).chunk(2)
         value = self.value(reach.x)
         return value - fall, value + rise
 

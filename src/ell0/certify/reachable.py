@@ -108,8 +108,10 @@ def in_blocks(
     block: Callable[[slice, slice], tuple[Tensor, Tensor]], reach: Reachable, outputs: int
 ) -> tuple[Tensor, Tensor]:
     """Joins what ``block`` gives for each of the `blocks`, two ``(rows, ..., outputs)``: two ``(n, ..., outputs)``."""
-    # With gradients a block makes its terms anew in the backward pass.
-    run = partial(checkpoint, block, use_reentrant=False) if torch.is_grad_enabled() else block
+    # With gradients a block makes its terms anew in the backward pass. No graph holds the state of a generator.
+    run = (
+        partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else block
+    )
     found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for b, o in blocks(reach, outputs):
         found.setdefault(b.start, []).append(run(b, o))

@@ -1,6 +1,5 @@
 """Layers whose sums drop or clip their extreme terms, and the surgery that puts one into any model."""
 
-from .conv import TruncatedConv2d
 from .folded import folded
 from .layers import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared
 from .parallel import ParallelLinear
@@ -11,7 +10,6 @@ __all__ = [
     "InputScale",
     "InputTruncation",
     "ParallelLinear",
-    "TruncatedConv2d",
     "TruncatedLinear",
     "folded",
     "prepared",

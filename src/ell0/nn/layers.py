@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
-from ..ops.checks import check_like
 
 Device = torch.device | str | None
 Dtype = torch.dtype | None
@@ -80,42 +79,26 @@ class InputTruncation(nn.Module):
     Args:
         features: shape of one sample, channels first, such as ``(3, 32, 32)``; a length or one size is one channel.
         k: values removed on each side of a channel, ``0 <= 2k < values of a channel``; ``k=0`` removes nothing.
-        weighted: the variant with a trained number for every feature: of all products weight * x of the sample, those
-            that are not among the k largest and k smallest. There 0 * inf is 0, and a NaN makes the whole sample NaN.
     """
 
-    weight: nn.Parameter | None
-
-    def __init__(
-        self,
-        features: int | Sequence[int],
-        k: int,
-        *,
-        weighted: bool = False,
-        device: Device = None,
-        dtype: Dtype = None,
-    ) -> None:
+    def __init__(self, features: int | Sequence[int], k: int) -> None:
         super().__init__()
         self.features = check_shape("features", (features,) if isinstance(features, int) else features)
-        one = weighted or len(self.features) == 1
+        one = len(self.features) == 1
         check_k(k, math.prod(self.features[0 if one else 1 :]), "in_features" if one else "values of a channel")
         self.k = k
-        weight = nn.Parameter(torch.ones(self.features, device=device, dtype=dtype)) if weighted else None
-        self.register_parameter("weight", weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x and result: ``(n, *features)``."""
-        return _truncate_input(x, self.features, self.weight, self.k)
+        return _truncate_input(x, self.features, self.k)
 
     def extra_repr(self) -> str:
-        return f"features={self.features}, k={self.k}" + ", weighted=True" * (self.weight is not None)
+        return f"features={self.features}, k={self.k}"
 
 
-def _truncate_input(x: Tensor, features: tuple[int, ...], weight: Tensor | None, k: int) -> Tensor:
+def _truncate_input(x: Tensor, features: tuple[int, ...], k: int) -> Tensor:
     if x.shape[1:] != features:
         raise ValueError(f"x must have shape (n, {', '.join(map(str, features))}), got {tuple(x.shape)}")
-    if weight is not None:
-        return _truncate_products(x, weight, k)
     if k == 0:
         return x
     with torch.no_grad():
@@ -125,18 +108,6 @@ def _truncate_input(x: Tensor, features: tuple[int, ...], weight: Tensor | None,
         removed = torch.where(spoilt, torch.nan, 0.0).to(x.dtype).view(-1, spoilt.shape[1], *[1] * (x.ndim - 2))
     # A choice, not a product: a removed infinity would come back as 0 * inf in the backward.
     return torch.where(keep, x, removed)
-
-
-def _truncate_products(x: Tensor, weight: Tensor, k: int) -> Tensor:
-    check_like(weight, x=x)
-    with torch.no_grad():
-        nothing = ((weight == 0) & x.isinf()) | (weight.isinf() & (x == 0))
-        product = torch.where(nothing, 0.0, weight * x)
-        spoilt = product.flatten(1).isnan().any(1).view(-1, *[1] * weight.ndim)
-        keep = keep_mask(product.flatten(1), k, k).view(x.shape) & ~nothing | spoilt
-        whole = torch.where(spoilt, torch.nan, torch.ones_like(spoilt, dtype=product.dtype))
-    # The factors are masked, for the same reason.
-    return torch.where(keep, weight, 0.0) * torch.where(keep, x, 0.0) * whole
 
 
 class InputClamp(nn.Module):

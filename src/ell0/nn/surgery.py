@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..ops import check_k
-from .conv import TruncatedConv2d
 from .layers import InputTruncation, TruncatedLinear, check_shape
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -50,7 +49,7 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
             raise ValueError(f"model must be truncated before it is compiled or scripted, {_name(name)} already is")
-        if isinstance(module, TruncatedLinear | TruncatedConv2d | InputTruncation):
+        if isinstance(module, TruncatedLinear | InputTruncation):
             raise ValueError(f"model is already truncated: {_name(name)} is {type(module).__name__} with k={module.k}")
         if isinstance(module, LazyModuleMixin):
             raise ValueError(f"model has a lazy layer, {_name(name)}: run the model once to give it its shape")

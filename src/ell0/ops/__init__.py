@@ -1,8 +1,7 @@
-"""The trimmed product: one operator, several backends, one definition (`reference`); and as a convolution."""
+"""The trimmed product: one operator, several backends, one definition (`reference`)."""
 
 from .blocked import keep_mask
 from .checks import check_k
-from .conv import trimmed_conv2d
 from .operator import Prepared, cuts, prepare, trimmed_linear, trimmed_linears, truncated_linear
 
 __all__ = [
@@ -11,7 +10,6 @@ __all__ = [
     "cuts",
     "keep_mask",
     "prepare",
-    "trimmed_conv2d",
     "trimmed_linear",
     "trimmed_linears",
     "truncated_linear",

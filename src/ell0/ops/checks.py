@@ -5,12 +5,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[str, ...] = ("out", "in")) -> Tensor:
-    """Returns x in the dtype of the weight; raises unless types, dtypes, devices and the shape of bias fit.
+def check_matrix(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns x ``(..., in)`` in the dtype of the weight ``(out, in)``; raises unless all three fit.
 
     Terms are compared in the precision of the weight, so an x that autocast lowered is raised again.
     """
-    check_weight(weight, sizes)
+    check_weight(weight)
     for name, tensor in (("x", x), ("bias", bias)):
         if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
             raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
@@ -18,35 +18,24 @@ def check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[s
         x = x.to(weight.dtype)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},) to match weight, got {tuple(bias.shape)}")
-    check_like(weight, x=x, bias=bias)
-    return x
-
-
-def check_like(weight: Tensor, **tensors: Tensor | None) -> None:
-    """Raises unless the tensors have the dtype and the device of weight."""
-    for name, tensor in tensors.items():
+    for name, tensor in (("x", x), ("bias", bias)):
         if tensor is not None and tensor.dtype != weight.dtype:
             raise ValueError(f"{name} must have the dtype of weight ({weight.dtype}), got {tensor.dtype}")
         if tensor is not None and tensor.device != weight.device:
             raise ValueError(f"{name} must be on the device of weight ({weight.device}), got {tensor.device}")
-
-
-def check_weight(weight: Tensor, sizes: tuple[str, ...] = ("out", "in")) -> None:
-    """Raises unless weight is a float32 or float64 tensor with these dimensions."""
-    if not isinstance(weight, Tensor):
-        raise ValueError(f"weight must be a tensor, got {type(weight).__name__}")
-    if weight.dim() != len(sizes):
-        raise ValueError(f"weight must have shape ({', '.join(sizes)}), got {tuple(weight.shape)}")
-    if weight.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"weight must be float32 or float64, got {weight.dtype}")
-
-
-def check_matrix(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`check_tensors` for x ``(..., in)`` and weight ``(out, in)``."""
-    x = check_tensors(x, weight, bias)
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must have shape (..., {weight.shape[1]}) to match weight, got {tuple(x.shape)}")
     return x
+
+
+def check_weight(weight: Tensor) -> None:
+    """Raises unless weight is a float32 or float64 tensor ``(out, in)``."""
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"weight must be a tensor, got {type(weight).__name__}")
+    if weight.dim() != 2:
+        raise ValueError(f"weight must have shape (out, in), got {tuple(weight.shape)}")
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"weight must be float32 or float64, got {weight.dtype}")
 
 
 def check_k(k: int, terms: int, name: str = "in_features") -> None:

@@ -1,14 +1,10 @@
-"""The definition of the trimmed product and of the trimmed convolution: slow and plain, it makes every product.
+"""The definition of the trimmed product: slow and plain, it makes every product.
 
 The other backends are tested against it.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def products(x: Tensor, weight: Tensor) -> Tensor:
@@ -63,49 +59,3 @@ def scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, top: int, bo
     terms = products(x, weight)
     total = terms.double().abs().where(kept(terms, top, bottom), 0.0).sum(-1)
     return total if bias is None else total + bias.double().abs()
-
-
-Geometry = Mapping[str, Any]  # stride, padding and dilation of a convolution, as F.unfold takes them
-
-
-def fields(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """What each output sees, zero padding included: ``(n, 1, in, places, positions)``, in float64."""
-    columns = F.unfold(x, weight.shape[2:], **geometry)
-    return columns.view(len(x), 1, weight.shape[1], -1, columns.shape[-1]).double()
-
-
-def conv_terms(x: Tensor, weight: Tensor, geometry: Geometry, unit: str) -> Tensor:
-    """All terms of a convolution in the dtype of x, with 0 * inf = 0: ``(n, out, positions, terms)``.
-
-    A term is a product, in the order of ``weight[o]``; with unit "pixel" the sum of a place's products over the
-    channels, made in float64.
-    """
-    seen, rows = fields(x, weight, geometry), weight.flatten(2).unsqueeze(-1).double()
-    nothing = ((seen == 0) & rows.isinf()) | (seen.isinf() & (rows == 0))
-    every = (seen * rows).masked_fill(nothing, 0.0)
-    terms = every.sum(2) if unit == "pixel" else every.flatten(2, 3)
-    return terms.to(x.dtype).transpose(2, 3)
-
-
-def trimmed_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, top: int, bottom: int, unit: str
-) -> Tensor:
-    """Sum of the kept terms plus bias, added up in float64: ``(n, out, positions)``, NaN where a term is."""
-    terms = conv_terms(x, weight, geometry, unit)
-    out = terms.double().where(kept(terms, top, bottom), 0.0).sum(-1).masked_fill(terms.isnan().any(-1), torch.nan)
-    return out if bias is None else out + bias.double().unsqueeze(-1)
-
-
-def conv_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, stays: Tensor, geometry: Geometry, unit: str
-) -> tuple[Tensor, Tensor]:
-    """Gradients to x and weight for ``grad (n, out, positions)``, through the terms that stay, in float64.
-
-    stays: ``(n, out, positions, terms)``, True for all terms of an undefined output, whose grad is NaN.
-    """
-    seen, rows = fields(x, weight, geometry), weight.flatten(2).unsqueeze(-1).double()
-    stays = stays.transpose(2, 3).unflatten(2, (1 if unit == "pixel" else rows.shape[1], rows.shape[2]))
-    upstream = grad.double()[:, :, None, None]
-    columns = (upstream * rows).where(stays, 0.0).sum(1).flatten(1, 2)
-    to_x = F.fold(columns, x.shape[2:], weight.shape[2:], **geometry)
-    return to_x, (upstream * seen).where(stays, 0.0).sum((0, -1)).view(weight.shape)
