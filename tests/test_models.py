@@ -46,8 +46,8 @@ def test_vgg19_is_vgg19() -> None:
     assert "".join(layout) == block.replace(" ", "")
     assert isinstance(head, nn.Sequential)
     assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
-    # Sixteen convolutions with bias, their batch norms, and the head; the truncation has no parameters.
-    assert sum(p.numel() for p in model.parameters()) == 20_024_384 + 11_008 + 512 * 513 + 2 * 512 + 5_130
+    # Sixteen convolutions without bias, their batch norms, and the head; the truncation has no parameters.
+    assert sum(p.numel() for p in model.parameters()) == 20_018_880 + 11_008 + 512 * 513 + 2 * 512 + 5_130
     assert not any(isinstance(module, nn.Dropout) for module in model.modules())
     with torch.no_grad():
         assert model.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)

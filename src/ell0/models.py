@@ -43,13 +43,15 @@ def vgg19(k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32)) -> n
 
     As in the paper's supplement: batch norm after each of the sixteen 3x3 convolutions, and a head of 512, batch norm,
     ReLU and the classes on the 512 channels that five poolings leave.
+    Differs from the supplement: convolutions have no bias, which batch norm would take away again.
     """
     channels, height, width = _check_image(in_shape, 32, "five poolings")
     truncated = _truncation(k, in_shape)
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
-            features += [nn.Conv2d(channels, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU()]
+            convolution = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
+            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
     first = nn.Linear(channels * (height // 32) * (width // 32), channels)
