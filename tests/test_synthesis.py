@@ -213,6 +213,7 @@ def test_evaluate_attacks_grey_ones_by_gradients_and_says_why_not_binary_ones() 
         ({"kl": 0.0}, "kl must be a positive number, got 0.0"),
         ({"pixels": "black"}, 'pixels must be "grey" or "binary", got \'black\''),
         ({"samples": 0}, "samples must be an int >= 1, got 0"),
+        ({"hidden": (8, 0)}, "hidden must be an int >= 1, got 0"),
         ({"steps": -1}, "steps must be an int >= 0, got -1"),
     ],
 )

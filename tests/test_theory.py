@@ -165,6 +165,9 @@ def test_theorem_1_over_prefixes_with_floored_budgets() -> None:
     np.testing.assert_allclose(found, best(np.floor(needed)), rtol=1e-12)
     assert (found > best(needed)).any()
     assert (found <= finite_lower_bound(mixture, budgets)).all()
+    mnist = Mixture.power_law(784)
+    for bound, first in ((asymptotic_lower_bound, 140), (finite_lower_bound, 1)):
+        assert (bound(mnist, [first - 1, first]) > mnist.bayes_error).tolist() == [False, True]
 
 
 def truncated(v: Floats, k: int) -> Floats:

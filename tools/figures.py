@@ -104,11 +104,14 @@ FIGURES: dict[str, Callable[[], str]] = {"mnist": mnist, "mnist-fig1a": mnist_fi
 def main(words: list[str]) -> int:
     check, folder = words == ["--check"], ROOT / "docs" / "figures"
     folder.mkdir(exist_ok=True)
-    drawn = {folder / f"{name}.svg": FIGURES[name]() for name in FIGURES if check or not words or name in words}
+    names = list(FIGURES) if check or not words else words
+    if unknown := [name for name in names if name not in FIGURES]:
+        raise SystemExit(f"NAME must be one of {', '.join(FIGURES)}, got {unknown[0]}")
+    drawn = {folder / f"{name}.svg": FIGURES[name]() for name in names}
     stale = {path: new for path, new in drawn.items() if not path.exists() or path.read_text() != new}
     for path, new in stale.items() if not check else ():
         path.write_text(new)
-    return int(bool(stale) if check else not drawn)
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

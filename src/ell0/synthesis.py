@@ -98,6 +98,7 @@ class AnalysisBySynthesis(nn.Module):
         self.in_shape, self.classes = check_shape("in_shape", in_shape), check_count("classes", classes, least=2)
         self.latents, self.samples = check_count("latents", latents), check_count("samples", samples)
         self.kl, self.steps, self.pixels = kl, check_count("steps", steps, least=0), pixels
+        hidden = [check_count("hidden", width) for width in hidden]
         sizes = (math.prod(self.in_shape), *reversed(hidden), 2 * self.latents)
         self.encoder = nn.Sequential(*_layers(self.classes, sizes))
         self.decoder = nn.Sequential(*_layers(self.classes, (self.latents, *hidden, sizes[0])), nn.Sigmoid())

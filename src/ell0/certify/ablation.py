@@ -37,7 +37,8 @@ class RandomisedAblation(nn.Module, Certifier):
     torch's own generator, as dropout does. In eval mode it is the votes of ``selection`` copies, ``(n, classes)``.
     Which pixels they see is drawn with a fixed seed, the same for all rows and calls. The copies of a row go through
     ``base`` by themselves, so the answer depends on the row alone, to the bit: the classifier as it would be deployed,
-    whose margin in votes an attack can query.
+    whose margin in votes an attack can query. It estimates g, and radii are those of g: an attack on these very copies
+    may break a row within its radius.
 
     A radius counts pixels and holds for any value, with probability ``confidence`` over the draws, by the lower bound
     of Clopper and Pearson. It is -1 where the copies that choose give another class, or those that estimate leave its

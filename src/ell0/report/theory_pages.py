@@ -33,7 +33,8 @@ def theory_view(results: Results) -> View:
     """The page of `ell0.theory.figures`."""
     errors = results.select(what="robust_error")
     parts = [_over_budget(results, decay, some) for decay, some in grouped(errors, lambda row: row["decay"])]
-    parts += [_tolerated(results), _over_k(results.select(what="robust_error_over_k")), _exponents(results)]
+    parts += [_tolerated(results)] * bool(results.select(what="k_trunc"))
+    parts += [_over_k(results.select(what="robust_error_over_k")), _exponents(results)]
     # The verdict is that of the dimension and budget nearest to those of MNIST and five pixels.
     near = min(errors, key=lambda row: (abs(math.log(row["d"] / 784)), abs(row["budget"] - 5), row["decay"]))
     here = {key: near[key] for key in ("d", "budget", "decay")}
@@ -45,9 +46,14 @@ def theory_view(results: Results) -> View:
         "on <strong>{}</strong> with <strong>k = {}</strong>."
     ).format(near["budget"], number(near["d"]), percent(paper.value), percent(chosen.value), chosen["k"])
     note = Markup(
-        "Clipping the terms instead gives {}. Every classifier errs on at least {}. This is with {}. k and clip were "
-        "chosen on other draws than those that measured them."
-    ).format(percent(clipped.value), percent(bound.value), _signal(near["decay"]))
+        "The first has the {} weights, the second the Bayes weights. Clipping the terms instead gives {}. Every "
+        "classifier errs on at least {}. This is with {}. k and clip were chosen on other draws than those that "
+        "measured them."
+    ).format(
+        "best" if paper["classifier"] == OPTIMAL else "Bayes",
+        *map(percent, (clipped.value, bound.value)),
+        _signal(near["decay"]),
+    )
     return View(results, Verdict("Exact worst case, Gaussian mixture", headline, (note,)), tuple(parts))
 
 
@@ -146,8 +152,9 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> S
     return Section(
         f"Robust error over budget: {_signal(decay)}",
         "The worst case is a closed form of the sorted products, so these are errors under the best possible attack, "
-        "with values of any size. The paper's classifier has k = m and the weights of least robust error; the Bayes "
-        "weights are best without an attack. The lower bound holds for every classifier.",
+        "with values of any size. The paper's classifier has k = m and the best weights, those of least robust error. "
+        "They are searched for up to d = 10,000; for a signal spread evenly the Bayes weights, which are best without "
+        "an attack, are taken for them. The lower bound holds for every classifier.",
         tuple(charts),
         PageTable(("d", "m", "k", *_COLUMNS, "lower bound"), tuple(lines)),
         "Robust error with 95 % interval; k is the one chosen",
@@ -159,11 +166,13 @@ def _tolerated(results: Results) -> Section:
     rows = [row for row in results.rows if row.what in _TOLERATED]
     for (d, decay, eps), some in grouped(rows, lambda row: (row["d"], row["decay"], row["eps"])):
         found = {row.what: row for row in some}
-        lines.append((number(d), _signal(decay), percent(eps), *(count(found[what]) for what in _TOLERATED)))
+        signal = _signal(decay).removeprefix("signal ").removeprefix("that ")
+        lines.append((number(d), signal, percent(eps), *(count(found[what]) for what in _TOLERATED)))
     words = (
         "The largest m with a robust error of at most ε. With k = m and the best weights this is the paper's "
-        "k_trunc(ε). The last column bounds k_opt(ε), what the best classifier of all tolerates, from above, and the "
-        "others bound it from below. In brackets: what the 95 % intervals of the errors leave open."
+        "k_trunc(ε). No classifier tolerates more than the last column. So k_opt(ε), what the best classifier "
+        "tolerates, lies between the other columns and the last. In brackets: what the 95 % intervals of the errors "
+        "leave open."
     )
     head = ("d", "signal", "ε", *_TOLERATED.values())
     return Section("Tolerated budgets", words, table=PageTable(head, tuple(lines)), caption="Inputs changed, m")
@@ -181,8 +190,8 @@ def _over_k(rows: list[Measurement]) -> Section:
         note = f"{_signal(decay)}, n = {number(some[0].n)} draws"
         charts.append(Chart(f"d = {number(d)}", note, Axis("k", "log"), _ERRORS, series))
     words = (
-        "Bayes weights. Each line begins at k = m, which the paper takes with the best weights. Dropping far more "
-        "terms than the attacker can change pays: what is left lies closer together, so a change moves the sum less."
+        "These lines have the Bayes weights. Each begins at k = m, the k of the paper. Dropping far more terms than "
+        "the attacker can change pays: what is left lies closer together, so a change moves the sum less."
     )
     return Section("Choosing k", words, tuple(charts))
 
@@ -200,10 +209,11 @@ def _exponents(results: Results) -> Section:
         axes = Axis("log₁₀ d", "log"), Axis("exponent of d")
         charts.append(Chart("How fast the tolerated budget grows", note, *axes, series))
     words = (
-        f"Theorem 2 of the paper: at a robust error ε, truncation with k = m tolerates d to the power {_TRUNC} "
-        f"changes, and {_TRUNC}(ε) is at least {_OPT}(ε - c₁) - c₂, where {_OPT} is that of the best classifier. It "
-        "needs an ε between 0.159 + c₁ and 1/2, and there is none below d = 6.8 · 10⁹: each line begins where the "
-        "theorem applies. The constant in the lemma behind it is 2 here; the paper has 8."
+        f"At a robust error ε, truncation with k = m and the best weights tolerates d to the power {_TRUNC} changes, "
+        f"and the best classifier d to the power {_OPT}. Theorem 2 of the paper: {_TRUNC}(ε) is at least "
+        f"{_OPT}(ε - c₁) - c₂. It needs an ε between 0.159 + c₁ and 1/2, and there is none below d = 6.8 · 10⁹. All "
+        f"lines but that of c₁ begin where it applies to this ε; {_TRUNC} begins where its bound reaches one change. "
+        "The constant in the lemma behind it is 2 here; the paper has 8."
     )
     return Section("Where the theorem applies", words, tuple(charts))
 
