@@ -149,7 +149,8 @@ def test_an_unknown_recipe_is_named() -> None:
     ("old", "new", "said"),
     [
         ("rows = 20", "rows = 25", "rows must be at most the 24 of the test split, got 25"),
-        ("rows = 20", "rows = 20\nfirst = 5", "must be at most the 24 of the test split less the first 5, got 20"),
+        ("rows = 20", "rows = 20\nfirst = 5", "must be at most the 24 of the test split less first=5, got 20"),
+        ("rows = 20", "first = 24", "first must be < 24, the rows of the test split, got 24"),
         ("validation = true", "validation = true\ntrain_rows = 55", "train_rows must be at most the 54 rows"),
         ("k = 2", "k = 8", "k must satisfy 0 <= 2*k < in_features"),
         ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz does not exist"),

@@ -58,7 +58,8 @@ def pointwise(
             with rows ``(n, d)`` if it is told that axis 1 are channels: the whole row becomes ``high`` or ``low``.
         model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`.
 
-    Differs from foolbox 2.4, with its rules: no bisection of values follows, which hardly changes L0.
+    Differs from foolbox 2.4, with its rules: a level of noise is at most 1; no bisection of values follows, which
+    hardly changes L0.
     """
     return pointwise_counts(
         model, x, y, ball, (), repeats=repeats, rule=rule, generator=generator, rows=rows, target=target,

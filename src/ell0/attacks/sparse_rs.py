@@ -51,8 +51,8 @@ def sparse_rs(
         model: gives logits for x.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.  ball: with a finite box.
         queries: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
         alpha: share of the budget moved at the start of the schedule, in (0, 1].
-        values: what a changed number becomes: ``"corners"``, low or high; ``"black-white"``, too, but where a query
-            moves one unit, all its channels become low or all high (the paper's); ``"uniform"`` in the box.
+        values: what a changed number becomes. ``"corners"``: low or high. ``"black-white"``, the paper's: the same, but
+            a unit that a query moves alone becomes low or high in all its channels. ``"uniform"``: any in the box.
         generator: gives the key of the random draws; default: seed 0.  rows: ``(n,)`` int64, global row ids.
         target: ``(n,)``, a wanted label for each row.  progress: called after each step.
 

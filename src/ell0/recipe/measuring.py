@@ -125,7 +125,7 @@ def _fallen(x: Tensor, x_adv: Tensor) -> Tensor:
 
 
 def _counted(task: Task, subject: Subject) -> Measured:
-    """Several counts of the same runs of Pointwise."""
+    """Several counts of the same runs of Pointwise. On a GPU it queries in TF32; what it broke must err in float32."""
     start, attack = time.perf_counter(), task.attack
     assert attack is not None
 
@@ -135,10 +135,12 @@ def _counted(task: Task, subject: Subject) -> Measured:
                 subject.fast_network, x, y, attack.ball(_units(x, attack.unit), x.device), (_positions, _fallen),
                 **attack.settings, generator=seeded(subject.seed, attack.name), rows=rows, progress=subject.progress,
             )  # fmt: skip
-        return torch.cat([result.distance.unsqueeze(1), others], 1)
+        with torch.no_grad():
+            errs = subject.network(result.x_adv).argmax(1) != y
+        return torch.cat([result.distance.unsqueeze(1), others, errs.unsqueeze(1)], 1)
 
     rows = torch.arange(len(subject.x), device=subject.x.device)
-    distance, positions, fallen = subject.team.by_row(counts, subject.x, subject.y, rows).unbind(1)
+    distance, positions, fallen, errs = subject.team.by_row(counts, subject.x, subject.y, rows).unbind(1)
     wrong, stands = distance == 0, distance < 0
     found = {
         "changed": distance.where(~stands, _units(subject.x, attack.unit)),
@@ -147,7 +149,7 @@ def _counted(task: Task, subject: Subject) -> Measured:
     }
     seconds = [round(time.perf_counter() - start, 3), *[None] * len(task.counts)]
     pairs = zip(task.identities(), task.counts, seconds, strict=False)
-    verdict = torch.where(wrong, 0, torch.where(stands, -1, 1))
+    verdict = torch.where(stands | (errs == 0), -1, torch.where(wrong, 0, 1))
     verdicts = Verdicts(attack.beta, (CLEAN, f"{attack.name} alone"), verdict, distance)
     return [_measurement(row, median(found[count]), seconds=took) for row, count, took in pairs], [verdicts]
 

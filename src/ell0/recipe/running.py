@@ -231,10 +231,12 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
         rows, _ = data[task.split]
         left = len(rows) - task.first
         wanted = left if task.rows is None else task.rows
-        if not 0 < wanted <= left:
-            there = f"the {len(rows)} of the {task.split} split" + (
-                f" less the first {task.first}" if task.first else ""
+        if left < 1:
+            raise ValueError(
+                f"{task}: first must be < {len(rows)}, the rows of the {task.split} split, got {task.first}"
             )
+        if wanted > left:
+            there = f"the {len(rows)} of the {task.split} split" + (f" less first={task.first}" if task.first else "")
             raise ValueError(f"{task}: rows must be at most {there}, got {wanted}")
         team.check_rows(str(task), wanted)
         if rows.ndim != 4 and any(row.get("unit") == "pixel" for row in task.identities()):

@@ -19,7 +19,8 @@ def within(row: Measurement) -> str | None:
     """The box of a row, in words."""
     if row.get("beta") is None:
         return None
-    return f"within {number(row['beta'])} times the image range" if "box" in row else f"within ±{number(row['beta'])}"
+    beta = number(row["beta"])
+    return f"within {beta} times the normalised range" if "box" in row else f"within ±{beta}"
 
 
 def beta_words(row: Measurement) -> str | None:

@@ -24,8 +24,8 @@ class TrainConfig:
     warm_up: share of all steps, in [0, 1), over which a cosine rises from 0 first.
     momentum: of SGD; for Adam its first beta.  weight_decay: added to the gradient, times the weights.
     refresh: the attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
-    rounds: whether epoch 0 and those epochs, also without an attack, begin a round: with a new optimizer (momentum 0),
-        and with batches that all epochs of the round keep. Default: one optimizer, and new batches in each epoch.
+    rounds: True: every ``refresh`` epochs, also without an attack, begin a round. It has a new optimizer (momentum 0)
+        and keeps its batches in all its epochs. Default: one optimizer, and new batches in each epoch.
     augment: ``"crop-flip"`` moves each image of a step, also those of X', by up to 4 pixels in both directions, fills
         with 0 and mirrors half of them. ``"crop-flip-once"`` does it once, before the first epoch, and fills with black
         (-1), so the attack gets the moved images. ``"shift"`` moves each image of a step by up to 1 pixel and fills

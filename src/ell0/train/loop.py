@@ -103,8 +103,9 @@ def fit(
     becomes the broken rows with their true labels, without rows misclassified from the start. Until the next attack the
     epochs train on X and X' together, shuffled. A last batch is left out if it has fewer rows than ranks or, for a
     model with batch norm, fewer than two for each rank.
-    Differs from [Beliaev22]'s supplement: X and X' are shuffled together. There a batch of X mixes with its own rows of
-    X', and what is too much for it goes into batches at the end, less one row of each and the last that is not full.
+    Differs from [Beliaev22]'s supplement: X and X' are shuffled together. There each batch of X is shuffled with the
+    rows of X' made from it and cut to its size. What is cut off, less one row each time, fills batches at the end; a
+    last one that is not full is dropped.
 
     A killed training, called again with the same arguments and ``out``, resumes from its last checkpoint and ends with
     the weights of an undisturbed run, bit for bit on the CPU. A finished one loads its weights and returns.
