@@ -77,6 +77,7 @@ def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
         "ball": {"ball": L0Ball(2, high=torch.tensor(1.5))},
         "budgets": {"budgets": [1]},
         "seed": {"seed": 1},
+        "tf32": {"tf32": True},
         "model": {"model": other_model},
         "attacks, parameters of spy, parameters of spies": {"attacks": {"spies": Entry(spy, False)}},
         "parameters of spy": {"attacks": {"spy": Entry(partial(spy, strength=2), False)}},

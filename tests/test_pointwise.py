@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from ell0 import L0Ball
 from ell0.attacks.contract import Victim
+from ell0.attacks.draws import Draws
 from ell0.attacks.pointwise import Rule, pointwise, pointwise_counts, reset_units
 from ell0.threat import Unit
 from oracle import Sums, network, optimum, random
@@ -179,6 +180,20 @@ def test_foolbox_draws_noise_for_a_position_and_takes_back_single_numbers() -> N
     assert (flat.distance == 2).all()
     assert asked[1].flatten(1).abs().min() == 1
     assert len(asked[1].flatten(1).unique(dim=0)) == 2  # white and black
+
+
+def test_foolbox_raises_later_noise_to_1_2_times_the_level_that_broke_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise is even: a share q of 100 positions at level q, of which 30 break the row."""
+    even = (torch.arange(100, dtype=torch.float64) + 0.25) / 100
+    monkeypatch.setattr(Draws, "uniform", lambda _, at, *__: even.expand(len(at), -1))
+
+    def model(x: Tensor) -> Tensor:
+        return torch.stack([torch.full((len(x),), 29.5), x.abs().flatten(1).sum(1)], 1)
+
+    x, y = torch.zeros(1, 1, 10, 10), torch.zeros(1, dtype=torch.int64)
+    result = pointwise(model, x, y, L0Ball(100), repeats=1, rule="foolbox")
+    # Levels 0.01 to 0.3; nine times 0.0072 to 0.2916, in steps of 0.0036; then each unit that cannot go back.
+    assert result.queries.tolist() == [30 + 9 * 80 + 30]
 
 
 def test_foolbox_takes_back_one_unit_a_query() -> None:

@@ -97,6 +97,9 @@ CASES: dict[str, tuple[list[Row], list[str], list[str]]] = {
     "the clean accuracy over most rows is shown": (
         [CLEAN[0] | {"classifier": "F", "value": v, "n": n} for v, n in ((0.9, 10), (0.8, 100))] + [search(0.5)],
         ["80.0 %"], ["90.0 %"]),
+    "boxes of two kinds are two columns": (
+        [worst(0.5, beta=100.0), worst(0.25, beta=100.0, box="normalised")],
+        ["50.0 %", "25.0 %", "within ±100", "within 100 times the normalised range"], []),
     "a median says how often its attack ran": (
         [{"what": "median_distance", "attack": "pointwise", "beta": 1.0, "value": value, "repeats": repeats}
          for value, repeats in ((20, 1), (14, 10))],

@@ -130,7 +130,7 @@ def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
     of queries and the n of each; cells: theirs.  mixed: whether figures are over different n.
     """
     groups = [(group, grouped(sorted(rows, key=spent_on), effort_of)) for group, rows in grouped(single, attack_words)]
-    boxes = grouped(sorted(worst, key=box_of, reverse=True), lambda row: row.get("beta"))
+    boxes = grouped(sorted(worst, key=box_of, reverse=True), within)
     falling = sorted(single, key=lambda row: -row.value)  # of rows that say the same the lowest counts
     every = [*clean, *worst, *single]
     classifiers = []
@@ -140,8 +140,10 @@ def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
         classifiers.append((name, rows[0], Cell.share(largest) if largest else None, budgets))
     return {
         "classifiers": classifiers,
-        "boxes": [(beta, within(rows[0]) or "all attacks", {row.n for row in rows}) for beta, rows in boxes],
-        "worst": {(who(row), row.get("budget"), row.get("beta")): Cell.share(row) for row in least_of(worst, "beta")},
+        "boxes": [(box, {row.n for row in rows}) for box, rows in boxes],
+        "worst": {
+            (who(row), row.get("budget"), within(row)): Cell.share(row) for row in least_of(worst, "beta", "box")
+        },
         "decided": {(who(row), row.get("budget")): row.decided for row in least_of(worst)},
         "groups": [(group, [(effort, {row.n for row in rows}) for effort, rows in some]) for group, some in groups],
         "cells": {(who(row), row.get("budget"), attack_words(row), effort_of(row)): Cell.share(row) for row in falling},
