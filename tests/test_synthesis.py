@@ -79,7 +79,7 @@ def by_definition(model: AnalysisBySynthesis, image: Tensor, label: int) -> floa
 
 
 def test_classes_together_are_each_class_alone_by_definition() -> None:
-    x, model = images(4)[0].double(), synthesis(samples=12).double()
+    x, model = images(4)[0].double(), synthesis(samples=12, kl=9.0, steps=2).double()
     x[0] *= 40  # drives codes to the end of their ball
     for parameter in model.decoder.parameters():
         parameter.data *= 4
@@ -174,11 +174,17 @@ def test_training_teaches_each_class_its_own_decoder(tmp_path: Path) -> None:
 
 
 def test_the_bounds_drawn_lie_below_the_maximum_in_the_mean() -> None:
-    """With q = N(mean, variance), E log p(x | z) - KL(q | prior) <= log p(x), which linear decoders have exactly."""
-    model, x = linear(kl=0.5), images(3)[0].double()
+    """With q = N(mean, variance), E log p(x | z) - KL(q | prior) <= log p(x); linear decoders have both exactly."""
+    model, x = linear(kl=5.0), images(3)[0].double()
+    list(model.encoder.parameters())[-2].data *= 20
     drawn = torch.stack([model.drawn_bounds(x) for _ in range(400)]).mean(0)
     weight, bias = planted(model)
     rest = (x.flatten(1) + 1) / 2 - bias
+    mean, log_variance = model.encoder(((x.flatten(1) + 1) / 2).expand(3, -1, -1)).detach().chunk(2, 2)
+    q = torch.distributions.Normal(mean, (log_variance / 2).exp())
+    divergence = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum(2)
+    errors = (rest - mean @ weight).square().sum(2) + (q.variance * weight.square().sum(2).unsqueeze(1)).sum(2)
+    torch.testing.assert_close(drawn, -(errors + model.kl * divergence).T, rtol=0.05, atol=0)
     covariance = weight.mT @ weight + model.kl / 2 * torch.eye(108).double()
     inverse = torch.linalg.inv(covariance)
     exact = -torch.einsum("cni,cij,cnj->nc", rest, inverse, rest) / 2 - torch.logdet(covariance) / 2
@@ -191,6 +197,7 @@ def test_one_large_value_decides_unless_pixels_are_binary() -> None:
     grey, binary = synthesis(), synthesis(pixels="binary")
     fit(grey, (x, y), CONFIG, objective=ClassBounds())
     binary.load_state_dict(grey.state_dict())
+    x[0, 0, 0, 0] = 0.0  # between black and white, and white
     bright = torch.where(x == 1, 100.0, x)
     assert torch.equal(binary(x), binary(bright))
     assert torch.equal(binary(x), binary(torch.where(x >= 0, 1.0, -1.0)))
@@ -266,3 +273,9 @@ def test_the_shipped_recipe_measures_all_on_the_same_rows() -> None:
     grey, binary = (one.model for one in shipped.classifiers)
     assert binary == {**grey, "pixels": "binary"}
     assert (grey["samples"], grey["latents"], shipped.classifiers[0].objective) == (8000, 8, ClassBounds())
+
+
+def test_parallel_layers_begin_as_linear_ones_do() -> None:
+    torch.manual_seed(0)
+    for parameter in ParallelLinear(3, 50, 40).parameters():
+        assert 0.95 < float(parameter.abs().max()) * 50**0.5 <= 1

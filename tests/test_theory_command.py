@@ -341,6 +341,8 @@ def pages(small: Results, mine: Results, tmp_path_factory: pytest.TempPathFactor
 
 def test_pages_show_every_figure_with_its_interval(small: Results, mine: Results, pages: dict[str, Path]) -> None:
     text = pages["theory"].read_text()
+    assert "The first has the best weights" in text
+    assert "Tolerated budgets" in text
     for row in small.select(what="robust_error"):
         assert f"{100 * row['value']:.1f}" in text
         assert f"{100 * row['low']:.1f}\N{EN DASH}{100 * row['high']:.1f}" in text
