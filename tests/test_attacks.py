@@ -28,6 +28,7 @@ SHAPES: list[tuple[Unit, tuple[int, ...]]] = [("feature", (12,)), ("feature", (3
 # 100 cases in `make test`, 500 in `make test-full`.
 cases = settings(max_examples=min(500, settings().max_examples // 2))
 every_attack = pytest.mark.parametrize("name", ATTACKS)
+RULES: list[tuple[str, dict[str, Any]]] = [("pointwise", {"rule": rule}) for rule in ("foolbox", "foolbox-flat")]
 
 
 @dataclass(frozen=True)
@@ -215,14 +216,14 @@ def test_progress_is_reported_and_changes_nothing(name: str, capsys: pytest.Capt
     assert capsys.readouterr() == ("", "")
 
 
-@every_attack
+@pytest.mark.parametrize(("name", "rule"), [*((name, {}) for name in ATTACKS), *RULES])
 @pytest.mark.parametrize(("unit", "shape"), [SHAPES[0], SHAPES[-1]])
-def test_the_batch_split_changes_nothing(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
+def test_the_batch_split_changes_nothing(name: str, rule: dict[str, Any], unit: Unit, shape: tuple[int, ...]) -> None:
     p = problem(unit, shape, 64)
-    whole = p.attack(name)
+    whole = p.attack(name, **rule)
     order = torch.randperm(64, generator=Generator().manual_seed(1))
     parts = order.split([1, 20, 43])
-    results = [p.part(part).attack(name, rows=part) for part in parts]
+    results = [p.part(part).attack(name, rows=part, **rule) for part in parts]
     for field in fields(AttackResult):
         joined = torch.cat([getattr(result, field.name) for result in results])
         assert torch.equal(joined[order.argsort()], getattr(whole, field.name))
@@ -432,7 +433,7 @@ def test_bad_counts_are_refused(name: str) -> None:
     [
         ("sparse_rs", "alpha", 0.0, "lie in (0, 1]"),
         ("sparse_rs", "alpha", nan, "lie in (0, 1]"),
-        ("sparse_rs", "values", "middle", 'be "corners" or "uniform"'),
+        ("sparse_rs", "values", "middle", "be one of 'corners', 'black-white', 'uniform'"),
     ],
 )
 def test_bad_settings_are_refused(name: str, argument: str, value: Any, rule: str) -> None:

@@ -72,6 +72,7 @@ def test_margins_have_gradients(kind: str) -> None:
     torch.manual_seed(2)
     unit: Unit = "pixel" if "pixels" in kind else "feature"
     first = nn.Linear(6, 4) if "dense" in kind else TruncatedLinear(6, 4, 1)
+    nn.init.uniform_(first.bias, 1.0, 2.0)  # so that the lower ends count, too
     model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
     x, y = torch.randn(3, 2, 3, 1, dtype=torch.float64), torch.tensor([0, 2, 1])
     ball = None if kind == "truncated" else L0Ball(0, unit, low=-1.1, high=1.2)

@@ -88,7 +88,9 @@ def test_list_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--list", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(recipe.names())
     assert main(["run", "--list"]) == 0
-    assert "mnist-table1" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split(" ")[0] for line in lines} >= {"mnist-table1", "mnist-fig1a", ""}
+    assert any(line.startswith("  mnist-fig1a-1 ") for line in lines)
 
 
 def test_an_interrupt_says_how_to_go_on(

@@ -107,6 +107,7 @@ def test_import_needs_torch_and_numpy_alone() -> None:
         "sys.modules.update(dict.fromkeys(names.split()))\n"
         "import ell0, torch\n"
         "from ell0 import ATTACKS, L0Ball, certify, data, evaluate, nn, ops, recipe, train, truncate\n"
+        "assert all(recipe.load(name) for name in recipe.names())\n"
         "print(ell0.models.mlp(2, in_features=9, hidden=(4,))(torch.zeros(1, 9)).shape)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)

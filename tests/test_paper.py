@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import tables
 import torch
-from numpy.typing import NDArray
 
 from ell0 import recipe
 from ell0.data import SETS
 from ell0.ops import truncated_linear
 
-Floats = NDArray[np.float64]
 QUERIES, BETAS = (300, 1000, 5000), (100.0, 1.0)
 
 
@@ -83,22 +81,3 @@ def test_the_box_of_beta_1_on_cifar_leaves_the_range_of_the_images_at_four_of_si
     assert np.allclose([low.min(), high.max()], box, atol=1e-6)
     assert (low > box[0] + 0.01).tolist() == [False, True, True]
     assert (high < box[1] - 0.01).tolist() == [True, True, False]
-
-
-def counted(x: Floats, x_adv: Floats, wrong: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The supplement's distance, from ``(runs, n, channels, positions)``: the fewest fallen positions of an error."""
-    fallen = np.abs(x - x_adv > 0.0001).any(2).sum(2)
-    return np.asarray(np.where(wrong & (fallen > 0), fallen, 10_000).min(0))
-
-
-def test_the_supplement_counts_only_values_that_fell() -> None:
-    x = np.zeros((4, 3, 6))
-    runs = np.zeros((2, 4, 3, 6))
-    runs[:, 0, :, :4] = [[[1]], [[-1]]]  # four positions rise in one run and fall in the other, in all channels
-    runs[:, 1, 0, :5], runs[:, 1, 1, 2] = 1, -1  # five positions rise, in one of them a channel falls
-    runs[:, 2] = 1  # all rise
-    runs[:, 3, 0, 0] = -1  # falls, and the row is right all the same
-    wrong = np.array([[True, True, True, False]] * 2)
-    assert counted(x, runs, wrong).tolist() == [4, 1, 10_000, 10_000]
-    changed = (x != runs).any(2).sum(2).min(0)
-    assert changed.tolist() == [4, 5, 6, 1]

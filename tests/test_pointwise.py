@@ -233,20 +233,6 @@ def test_other_counts_are_the_least_above_zero_of_all_runs() -> None:
     assert counts[:40, 1].double().mean() < 8
 
 
-@pytest.mark.parametrize("rule", ["foolbox", "foolbox-flat"])
-def test_runs_do_not_depend_on_the_batch(rule: Rule) -> None:
-    model, x = Sums(48, 4), random(9, 3, 4, 4, seed=2).clamp(-1, 1)
-    y = model(x).argmax(1)
-    together = pointwise(model, x, y, L0Ball(48), repeats=3, rule=rule, generator=Generator().manual_seed(3))
-    alone = [
-        pointwise(model, x[i : i + 1], y[i : i + 1], L0Ball(48), repeats=3, rule=rule,
-                  generator=Generator().manual_seed(3), rows=torch.tensor([i]))
-        for i in range(9)
-    ]  # fmt: skip
-    assert torch.equal(together.x_adv, torch.cat([one.x_adv for one in alone]))
-    assert len(together.distance.unique()) > 1
-
-
 def test_distances_are_those_of_foolbox() -> None:
     foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed: pip install foolbox==3.3.4")
     net = network(300)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def measurement(row: Row) -> Measurement:
     return Measurement(row["what"], 0.0, identity={key: value for key, value in row.items() if key != "what"})
-
-
-def test_recipes_need_torch_and_numpy_alone() -> None:
-    code = (
-        "import sys\n"
-        "for name in ('sklearn', 'scipy', 'rich', 'cyclopts', 'matplotlib', 'jinja2', 'safetensors'):\n"
-        "    sys.modules[name] = None\n"
-        "from ell0 import recipe\n"
-        "print(len([recipe.load(name) for name in recipe.names()]))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) == len(recipe.names())
 
 
 def test_shipped_recipes() -> None:
@@ -265,30 +250,18 @@ def test_cifar_recipes_are_those_of_the_paper() -> None:
     assert (base.attack, base.training) == (None, replace(ours, attack_precision=None, attack_batch=None))
 
 
-def test_cifar_tables_have_the_figures_of_the_paper() -> None:
-    table, medians = (recipe.load(f"cifar-table{i}") for i in (1, 2))
+def test_cifar_tables_count_pixels_in_the_box_of_the_supplement() -> None:
     rows, rho = (
         [its.with_paper(measurement(row)) for task in its.tasks for row in task.identities()]
-        for its in (table, medians)
+        for its in map(recipe.load, ("cifar-table1", "cifar-table2"))
     )
-    for over in (None, "right"):
-        mine = [row for row in rows if row.get("values") == "black-white" and row.get("over") == over]
-        found = {(row["k"], row["budget"], row["queries"]): row.paper for row in mine}
-        assert {at: [found[*at, q] for q in (300, 1000, 5000)] for at in product((0, 10), (3, 8))} == {
-            (0, 3): [0.6445, 0.5273, 0.3965],
-            (0, 8): [0.5292, 0.4023, 0.2636],
-            (10, 3): [0.7773, 0.7167, 0.6777],
-            (10, 8): [0.707, 0.6133, 0.5313],
-        }
-    assert {row["k"]: row.paper for row in rows if row.what == "clean_accuracy"} == {0: 0.8768, 10: 0.8727}
-    assert not any(row.paper for row in rows if row.get("attack") == "worst case" or row.get("values") == "corners")
+    # Whose numbers they are: tests/test_paper.py. Neither the worst case nor another colour rule has one.
+    assert {row.get("values") for row in rows if row.paper and "budget" in row} == {"black-white"}
     assert {(row["unit"], row["box"]) for row in rows if "budget" in row} == {("pixel", "normalised")}
-    expected = {0: {100.0: 2, 1.0: 3}, 10: {100.0: 11, 1.0: 17}}
-    assert all(row.paper == expected[row["k"]][row["beta"]] for row in rho)
     counts = {(row["beta"], row["first"], row["count"], row["unit"]) for row in rho}
     kinds = (("changed", "feature"), ("positions", "pixel"), ("fallen", "pixel"))
     assert counts == {(*where, *kind) for where in ((1.0, 64), (100.0, 1088)) for kind in kinds}
-    assert {row["classifier"] for row in rho} == {"VGG(0)", "VGG(10)", "VGG base"}
+    assert {row["classifier"] for row in rho if row.paper} == {"VGG(0)", "VGG(10)", "VGG base"}
 
 
 def test_the_parts_of_a_table_measure_one_classifier_as_the_whole_does() -> None:

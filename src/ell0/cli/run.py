@@ -45,8 +45,10 @@ def run(
 
     if list_:
         summaries = {name: recipes.load(name).summary for name in recipes.names()}
-        text = "\n".join(f"{name:24} {summary}" for name, summary in summaries.items())
-        print(json.dumps(summaries) if work.as_json else text)
+        # NAME-PART stands below NAME, indented: a part of it, or a variant.
+        below = {name: any(name.startswith(f"{other}-") for other in summaries) for name in summaries}
+        lines = [f"{'  ' * below[name] + name:24} {summary}" for name, summary in summaries.items()]
+        print(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None
