@@ -265,4 +265,4 @@ def test_the_shipped_recipe_measures_all_on_the_same_rows() -> None:
 def test_parallel_layers_begin_as_linear_ones_do() -> None:
     torch.manual_seed(0)
     for parameter in ParallelLinear(3, 50, 40).parameters():
-        assert 0.95 < float(parameter.abs().max()) * 50**0.5 <= 1
+        assert 0.95 < parameter.detach().abs().max().item() * 50**0.5 <= 1
