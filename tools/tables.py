@@ -455,7 +455,7 @@ TABLE_1 = {
 """Robust accuracies of the paper's Table 1 by classifier and budget, for 300, 1,000 and 5,000 queries."""
 CLEAN_1 = {"F(0)": 0.9802, "F(10)": 0.9873, "VGG(0)": 0.8768, "VGG(10)": 0.8727}
 TABLE_2 = {
-    "F(0)": (1, 13), "F(0) base": (1, 13), "F(10)": (17, 21), "VGG(0)": (2, 3), "VGG base": (2, 3), "VGG(10)": (11, 17)
+    "F(0)": (1, 13), "F(0) plain": (1, 13), "F(10)": (17, 21), "VGG(0)": (2, 3), "VGG base": (2, 3), "VGG(10)": (11, 17)
 }  # fmt: skip
 """Medians of the paper's Table 2 for beta = 100 and 1; it is not said which network without truncation is meant."""
 
@@ -581,7 +581,7 @@ ABS, ABLATION, VGG_0, VGG_10 = (of(classifier=name) for name in ("ABS", "ablatio
 AT_12 = of(what="robust_accuracy", attack="sparse_rs", budget=12, over=None)
 TEXT = [
     printed("base classifier, MNIST, as the paper says", 0.993, "mnist-baselines", **CLEAN, classifier="F(0) plain"),
-    printed("the same, images normalised", 0.993, "mnist-scale", **CLEAN, classifier="F(0) base, normalised"),
+    printed("the same, images normalised", 0.993, "mnist-scale", **CLEAN, classifier="F(0) plain, normalised"),
     printed("the same, larger rate, images moved", 0.993, "mnist-base", **CLEAN, classifier="F(0) base, moved"),
     printed("base classifier, CIFAR-10, approximately", 0.91, "cifar-base", **CLEAN, classifier="VGG base"),
     printed("ABS, 12 changed within 1, 10,000 queries", 0.45, "mnist-abs", **ABS, **AT_12, beta=1.0, queries=10_000),
@@ -657,7 +657,7 @@ TABLES: dict[str, Make] = {
     "mnist-base": grid(
         "base classifier on MNIST",
         classifiers("mnist-baselines", {"rate 0.001, 250 epochs, as in the paper": "F(0) plain"})
-        | classifiers(("mnist-scale",), {"the same, images normalised as in its supplement": "F(0) base, normalised"})
+        | classifiers(("mnist-scale",), {"the same, images normalised as in its supplement": "F(0) plain, normalised"})
         | classifiers(
             "mnist-base",
             {"rate 0.05, 20 epochs": "F(0) base", "rate 0.05, 40 epochs, images moved": "F(0) base, moved"},
@@ -804,7 +804,7 @@ TABLES: dict[str, Make] = {
         unit="pixel",
     ),
     "paper-table2-mnist": paper_table_2(
-        ["F(0)", "F(0) base", "F(10)"],
+        ["F(0)", "F(0) plain", "F(10)"],
         {
             f"{words}, {'the fewest of 10 runs' if repeats == 10 else 'one run'}": of(**way, repeats=repeats)
             for words, way in {
