@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
-from ..common import check_out, device_of, did_you_mean, digest
+from ..common import device_of, did_you_mean, digest
+from ..files import check_out
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint

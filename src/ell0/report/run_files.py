@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import files
 from ..data import SETS, DataSet
 from ..recipe import Recipe, load, slug
 from ..results import Results
@@ -23,6 +23,9 @@ Floats = npt.NDArray[np.float32]
 LogLine = dict[str, Any]
 Exhibit = tuple[str, list[dict[str, Any]]]
 """The label of an image, and pictures of it: clean, and what each classifier was shown."""
+
+
+_TODO = "delete it, and `ell0 run` makes it again"
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ def read(source: Path) -> Run:
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
     source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."
     results = Results.load(source / "results.json")
-    path, pictures = source / "recipe.toml", source / "gallery.npz"
-    text = path.read_text() if path.exists() else ""
+    path, pictures = source / "recipe.toml", source / "gallery.safetensors"
+    text = files.read(path).decode(errors="replace") if path.exists() else ""
     recipe = _recipe(path) if text else None
     data = SETS.get(recipe.data.name or "") if recipe else None
     folders = recipe.folders(source) if recipe else {}
@@ -79,11 +82,11 @@ def _recipe(path: Path) -> Recipe | None:
 
 def _log(path: Path) -> list[LogLine]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
-    text = path.read_text() if path.exists() else ""
     try:
-        return [dict(json.loads(line)) for line in text.split("\n")[:-1]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a log of training: {error}") from error
+        lines = files.read(path).split(b"\n")[:-1] if path.exists() else []
+        return [dict(json.loads(line)) for line in lines]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise files.FileError(f"{path} is not a log of training ({error}): {_TODO}") from error
 
 
 def exhibits(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
@@ -92,18 +95,18 @@ def exhibits(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()
     The file has ``clean``, ``(m, channels, height, width)`` in [-1, 1], and ``labels``, ``(m,)``; for each classifier
     the attacked images, ``SLUG/adv``, and the labels it gives to clean and attacked, ``SLUG/said`` and ``SLUG/says``.
     """
+    file = {name: tensor.numpy() for name, tensor in files.read_tensors(path, _TODO)[0].items()}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            clean, labels = file["clean"], file["labels"]
-            names = [name for name in classifiers if f"{slug(name)}/adv" in file]
-            shown = {name: [file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
+        clean, labels = file["clean"], file["labels"]
+        names = [name for name in classifiers if f"{slug(name)}/adv" in file]
+        shown = {name: [file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
         for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():
             if adv.shape != clean.shape or adv.shape[1:2] not in ((1,), (3,)) or adv.ndim != 4:
                 raise ValueError(f"{name} has images of shape {adv.shape}, not (m, 1 or 3, height, width) like all")
             if not said.shape == says.shape == clean.shape[:1]:
                 raise ValueError(f"{name} has {said.shape} and {says.shape} labels, not one for each image")
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a gallery: {error}") from error
+    except (KeyError, ValueError) as error:
+        raise files.FileError(f"{path} is not a gallery ({error}): {_TODO}") from error
     meanings = dict(enumerate(classes))
     found = []
     for i, (image, label) in enumerate(zip(clean, labels.tolist(), strict=True)):
