@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +24,10 @@ from .options import RowOptions, WorkOptions, command_words
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and its rows, on the device.  name, classifier: the model as a command and as results name it."""
+    """A model and its rows, on the device.
+
+    name, classifier: the model as a command and as results name it.  range: of all values of the data.
+    """
 
     name: str
     classifier: str
@@ -33,12 +35,7 @@ class Loaded:
     network: Callable[[Tensor], Tensor]
     x: Tensor
     y: Tensor
-
-    def box(self, beta: float | None) -> tuple[float, float]:
-        """The values within beta of 0; None: any value."""
-        if beta is not None and not 0 < beta < math.inf:
-            raise ValueError(f"beta must be a number > 0, got {beta}")
-        return (-math.inf, math.inf) if beta is None else (-beta, beta)
+    range: tuple[float, float]
 
     def results(self, command: Callable[..., int], seeds: list[int], team: Team, **given: object) -> Results:
         """Empty results of a command.  given: its options beyond those of the rows."""
@@ -64,6 +61,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     x, y = sets.read_npz(source) if is_file else sets.load(source, "test", work.root)
     if subject.rows is not None and not 1 <= subject.rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {subject.rows}")
+    ends = (float(x.min()), float(x.max())) if is_file else (-1.0, 1.0)
     x, y = (part[: subject.rows].to(place) for part in (x, y))
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
@@ -75,7 +73,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
         shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
         raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
     name = Path(model).name if card else model
-    return Loaded(name, card.get("classifier", name), subject, network, x, y)
+    return Loaded(name, card.get("classifier", name), subject, network, x, y, ends)
 
 
 def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:

@@ -108,8 +108,10 @@ def _show(results: Results) -> None:
     whole = dict.fromkeys(str(row.n) for row in rows if row.what == "clean_accuracy")
     clean = f"; clean: n = {' or '.join(whole)}" if whole else ""
     if robust:
-        attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
-        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
+        attacks, units, sizes = (dict.fromkeys(str(row.get(key)) for row in robust) for key in ("attack", "unit", "n"))
+        box = "times the normalised range" if any("box" in row for row in robust) else "of 0"
+        changed = f"{' or '.join(units)}s changed to values within {widest:g} {box}"
+        print(f"accuracy in %: {', '.join(attacks)}, {changed}, n = {' or '.join(sizes)}{clean}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets

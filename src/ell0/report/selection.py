@@ -18,13 +18,13 @@ _SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "st
 def within(row: Measurement) -> str | None:
     """The box of a row, in words."""
     if row.get("beta") is None:
-        return None
+        return f"within {row['box']}" if "box" in row else None
     beta = number(row["beta"])
     return f"within {beta} times the normalised range" if "box" in row else f"within ±{beta}"
 
 
 def beta_words(row: Measurement) -> str | None:
-    return None if row.get("beta") is None else f"values {within(row)}"
+    return f"values {box}" if (box := within(row)) else None
 
 
 def who(row: Measurement) -> str:
