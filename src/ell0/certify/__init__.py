@@ -7,6 +7,7 @@ from .challenge import Challenge, challenge
 from .objective import Objective
 from .partition import PartitionEnsemble
 from .propagate import Method
+from .vote_objective import VoteObjective
 
 __all__ = [
     "Certifier",
@@ -15,6 +16,7 @@ __all__ = [
     "Objective",
     "PartitionEnsemble",
     "RandomisedAblation",
+    "VoteObjective",
     "VotePrecision",
     "accuracy",
     "bounds",
