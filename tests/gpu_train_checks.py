@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
-from ell0.certify import PartitionEnsemble, RandomisedAblation
+from ell0.certify import Partition, PartitionEnsemble, PartVote, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
 from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.synthesis import AnalysisBySynthesis, ClassBounds
@@ -24,7 +24,7 @@ from ell0.train import Trades, TrainConfig, fit
 from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
 from gpu_checks import run_checks
-from small_training import Killed, Votes, run
+from small_training import Killed, run
 
 STEPS = 20
 CONFIG = TrainConfig(epochs=5, batch=64, rates=(0.05, 0.02), refresh=2, attack_batch=100)
@@ -232,7 +232,7 @@ def check_votes() -> None:
 
 def check_part_networks() -> None:
     """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns."""
-    x, y = images(640)
+    (x, y), partition = images(640), Partition.strides((3, 32, 32), (8, 8))
     kinds: dict[Any, dict[str, Any]] = {
         PartMLP: {"width": 128, "depth": 2, "dropout": 0.0},
         PartCNN: {"widths": (16, 32), "blocks": 1, "pool": "learned"},
@@ -244,7 +244,7 @@ def check_part_networks() -> None:
         networks = []
         for graph in (False, True):
             torch.manual_seed(0)
-            networks.append(Votes(kind((3, 4, 4), 64, **settings), 8, 8).cuda())
+            networks.append(PartVote(kind(partition.part_shape, 64, **settings), partition).cuda())
             with torch.backends.cudnn.flags(deterministic=True):
                 fit(networks[-1], (x, y), replace(config, graph=graph), objective=objective)
         # Not the weights: Adam makes whole steps of the roundings of a gradient that is 0, as of the keys' bias.
@@ -255,7 +255,7 @@ def check_part_networks() -> None:
         batch = x[:64].cuda(), y[:64].cuda()
         eager.step(*batch)
         waits_for_nothing(partial(eager.step, *batch))
-        model = Votes(kind((3, 4, 4), 64, **settings), 8, 8).cuda()
+        model = PartVote(kind(partition.part_shape, 64, **settings), partition, mirrored=True).cuda()
         how = replace(config, epochs=12, precision="bf16")
         training = fit(model, (x, y), how, objective=certify.VoteObjective(3), validation=images(200, seed=1))
         assert (training.epochs[-1].validation_accuracy or 0.0) > 0.3, training.epochs

@@ -78,25 +78,6 @@ def run(out: Path | None, model: nn.Module | None = None, stop: int | None = Non
     return model
 
 
-class Votes(nn.Module):
-    """A vote of the parts of strides (a, b) of an image, by the duel."""
-
-    def __init__(self, network: nn.Module, a: int, b: int) -> None:
-        super().__init__()
-        self.network, self.strides = network, (a, b)
-
-    def part_logits(self, x: Tensor) -> Tensor:
-        (n, channels, height, width), (a, b) = x.shape, self.strides
-        parts = x.view(n, channels, height // a, a, width // b, b).permute(0, 3, 5, 1, 2, 4)
-        place = torch.arange(a * b, device=x.device).repeat(n)
-        return self.network(parts.flatten(0, 2), place).unflatten(0, (n, a * b))  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.part_logits(x)
-        duel = (2 * (logits.unsqueeze(3) - logits.unsqueeze(2))).clamp(-1, 1).sum(1)
-        return (duel + 1e9 * torch.eye(duel.shape[1], device=x.device)).amin(2)
-
-
 class FakeGraph:
     """Stands in for a CUDA graph on machines without a GPU: to replay, it does the step again."""
 

@@ -20,7 +20,7 @@ from ell0.certify.vote_objective import TrainedVotes, worst_margins
 from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.train import TrainConfig, fit
 from ell0.train import checkpoint as checkpoints
-from small_training import Killed, Votes, run, same
+from small_training import Killed, run, same
 
 FIXED: dict[str, Any] = {"mix_ramp": (0.0, 0.0), "budget_ramp": (0.0, 0.0)}
 
@@ -130,7 +130,8 @@ def voting(kind: type[nn.Module] = PartMLP, seed: int = 0) -> nn.Module:
         PartTransformer: {"width": 8, "depth": 1, "heads": 2},
     }
     torch.manual_seed(seed)
-    return Votes(kind((1, 4, 2), 8, classes=3, **small[kind]), 2, 4)
+    partition = certify.Partition.strides((1, 8, 8), (2, 4))
+    return certify.PartVote(kind(partition.part_shape, 8, classes=3, **small[kind]), partition)
 
 
 CONFIG = TrainConfig(
