@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import SETS, DataSet
-from ..recipe import Recipe, load, slug
-from ..results import Results
+from ..recipe import Recipe, load, names, slug
+from ..results import Results, Row
 
 Floats = npt.NDArray[np.float32]
 LogLine = dict[str, Any]
@@ -35,6 +35,13 @@ class Run:
     data: DataSet | None = None
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
     exhibits: list[Exhibit] = field(default_factory=list)
+
+    @property
+    def quoted(self) -> Sequence[Row]:
+        """Figures of others: those of its recipe, or of the one of ell0 that a bare results file names."""
+        named = self.results.recipe if self.results.recipe in names() and not self.text else None
+        recipe = self.recipe or (load(named) if named else None)
+        return recipe.quoted if recipe else ()
 
     @property
     def state(self) -> str:
