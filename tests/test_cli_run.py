@@ -74,7 +74,7 @@ def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         results.add(value, what="clean_accuracy", classifier="B", split=split, n=20)
     _show(results)
     lines = capsys.readouterr().out.splitlines()
-    said = "accuracy in %: sparse_rs, adaptive, pixels changed to values within 10 of 0, n = 9; clean: n = 20"
+    said = "accuracy in %: sparse_rs, adaptive, pixels changed, values within ±10, n = 9; clean: n = 20"
     assert lines[0] == said
     assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
 
@@ -228,7 +228,7 @@ def test_checkpoints_that_do_not_fit_are_one_sentence(
     spoiled.write_bytes(spoiled.read_bytes()[:-9])
     for path, said in (
         (other, "1.bias has the shape (8,) in it and (9,) here"),
-        (bare, "card must name a model that a recipe can build"),
+        (bare, f"does not name its model: give package.module:name as model, and --weights {bare}"),
         (unit, "model must take images in [-1, 1]"),
         (out / "f0", "checkpoint.safetensors"),
         (out, f"there are {out / 'f0'}, {out / 'f2'}"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -33,6 +34,7 @@ def certify(
     box: BoxOptions = BoxOptions(),
     subject: RowOptions = RowOptions(),
     challenge: Flag = False,
+    save_radii: Path | None = None,
     work: WorkOptions = WorkOptions(),
 ) -> int:
     """Prove how many changed inputs a model survives: the checkpoint of a run, or a model of your own.
@@ -42,7 +44,7 @@ def certify(
     ```
     ell0 certify runs/digits/f8certified
     ell0 certify runs/digits/f8certified --challenge --queries 5000
-    ell0 certify my_package.models:build --data mine.npz --beta 1
+    ell0 certify my_models:build --data mine.npz --beta 1 --page out.html
     ```
 
     Args:
@@ -50,22 +52,25 @@ def certify(
             have a certificate for.
         challenge: Attack each row with as many changes as were proven harmless (see --queries and --steps). If an
             attack succeeds, print the rows instead of certificates and exit with code 4.
+        save_radii: File (.npz) to write the certified radius of each row to, with its label: radius, y.
     """
     import torch
     from torch import nn
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count
+    from ..common import check_count, check_out
     from ..evaluation import cascade
     from ..parallel import together
     from ..threat import L0Ball
-    from .model import load
+    from .model import load, save_arrays
 
     with together(work.devices, work.nodes, work.device) as team:
         for budget in budgets or ():
             check_count("budget", budget, least=0)
         ends = box.given()
+        if save_radii is not None:
+            team.once(partial(check_out, save_radii, "save_radii"))
         names = dict.fromkeys((*ATTACKS, *cascade(queries=1, steps=1)))
         attacks = cascade(names, queries=subject.queries, steps=subject.steps)
         loaded = load(model, subject, work, team)
@@ -101,7 +106,7 @@ def certify(
             failed = f"{len(broken)} certificates do not hold, so nothing is shown as proven; please report this:"
             print(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
             return BROKEN
-        cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+        cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
         about |= {"classifier": loaded.classifier, "unit": subject.unit, **ball.entries}
         asked = budgets or [budget for budget in BUDGETS if budget <= most]
@@ -111,6 +116,9 @@ def certify(
             flags = list(dict.fromkeys(flag for one in tried for flag in one.flags))
             results.add(0, what="certificates_broken", **about, flags=flags, n=sum(one.tried for one in tried))
         hand_over(results, subject.out, work, partial(_show, ball))
+        loaded.write_page(results, work.quiet)
+        if save_radii is not None:
+            save_arrays(save_radii, work.quiet, radius=radii.cpu().numpy(), y=y.cpu().numpy())
         return 0
 
 
