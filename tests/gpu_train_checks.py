@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from balls import trades_within_one, within_one
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
-from ell0.certify import PartitionEnsemble, RandomisedAblation
+from ell0.certify import Partition, PartitionEnsemble, PartVote, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
+from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.synthesis import AnalysisBySynthesis, ClassBounds
-from ell0.train import Trades, TrainConfig, fit
+from ell0.train import TrainConfig, fit
 from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
 from gpu_checks import run_checks
@@ -181,7 +183,7 @@ def check_augmented_rows() -> None:
 def check_attack_in_the_step() -> None:
     """A graph holds the attack: draws of its own in every replay, given by the seed, losses as without a graph."""
     x, y = (t.cuda() for t in images(256))
-    trades = Trades(60, "pixel", steps=5)
+    trades = trades_within_one(60, "pixel", steps=5)
     for precision in ("fp32", "bf16"):
         kind: dict[str, Any] = {"precision": precision}
         config = replace(CONFIG, batch=len(x), **kind)
@@ -209,7 +211,7 @@ def check_attack_in_the_step() -> None:
         assert (again[0] - again[1]).abs().max() < 0.1 * (again[0] - again[2]).abs().max(), again
     waits_for_nothing(partial(eager.step, x, y))
     config = replace(CONFIG, epochs=10, rates=(0.002,), precision="bf16")
-    training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5))
+    training = fit(convolutions(), images(640), config, objective=trades_within_one(60, "pixel", steps=5))
     assert training.epochs[-1].train_accuracy > 0.9, [epoch.train_accuracy for epoch in training.epochs]
 
 
@@ -222,11 +224,42 @@ def check_votes() -> None:
     for model in (PartitionEnsemble((3, 32, 32), 16, hidden=(32,)).cuda(), ablation):
         training = fit(model, (x, y), config)
         assert training.epochs[-1].loss < 0.5 * training.epochs[0].loss, training.epochs
-        radii = model.eval().radius(x[:40], y[:40], L0Ball(1, "pixel"))
+        radii = model.eval().radius(x[:40], y[:40], within_one(1, "pixel"))
         assert float(radii.double().mean()) > 0, radii
     stepper = GraphStepper(ablation.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
     losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}
     assert len(losses) == 3, losses
+
+
+def check_part_networks() -> None:
+    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns."""
+    (x, y), partition = images(640), Partition.strides((3, 32, 32), (8, 8))
+    kinds: dict[Any, dict[str, Any]] = {
+        PartMLP: {"width": 128, "depth": 2, "dropout": 0.0},
+        PartCNN: {"widths": (16, 32), "blocks": 1, "pool": "learned"},
+        PartTransformer: {"width": 32, "depth": 2, "dropout": 0.0},
+    }
+    config = replace(CONFIG, epochs=4, rates=(0.003,), optimizer="adamw", weight_decay=0.05, ema=0.9)
+    objective = certify.VoteObjective(5, budget_ramp=(0.1, 0.9))
+    for kind, settings in kinds.items():
+        networks = []
+        for graph in (False, True):
+            torch.manual_seed(0)
+            networks.append(PartVote(kind(partition.part_shape, 64, **settings), partition).cuda())
+            with torch.backends.cudnn.flags(deterministic=True):
+                fit(networks[-1], (x, y), replace(config, graph=graph), objective=objective)
+        # Not the weights: Adam makes whole steps of the roundings of a gradient that is 0, as of the keys' bias.
+        with torch.no_grad():
+            one, other = (model.eval().part_logits(x[:200].cuda()) for model in networks)
+        assert (one - other).abs().mean() < 0.02 * one.std(), (one, other)
+        eager = Stepper(networks[0].train(), replace(config, precision="bf16"), batch_loss=objective.at(3, 4))
+        batch = x[:64].cuda(), y[:64].cuda()
+        eager.step(*batch)
+        waits_for_nothing(partial(eager.step, *batch))
+        model = PartVote(kind(partition.part_shape, 64, **settings), partition, mirrored=True).cuda()
+        how = replace(config, epochs=12, precision="bf16")
+        training = fit(model, (x, y), how, objective=certify.VoteObjective(3), validation=images(200, seed=1))
+        assert (training.epochs[-1].validation_accuracy or 0.0) > 0.3, training.epochs
 
 
 def check_synthesis() -> None:
@@ -249,6 +282,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "augment": check_augmented_rows,
     "images": check_images,
     "votes": check_votes,
+    "part networks": check_part_networks,
     "synthesis": check_synthesis,
     "trades": check_attack_in_the_step,
 }

@@ -97,13 +97,13 @@ def test_what_a_picture_says(tmp_path: Path) -> None:
     """Labels in words where there are some, and that an image was wrong when clean."""
     arrays = gallery(6)
     path = write_gallery(tmp_path, {**arrays, "f0/said": (arrays["labels"] + 1) % 10})
-    found = run_files.exhibits(path, ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
+    found = run_files.gallery(path, ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
     for (word, (clean, first, _)), label, says in zip(found, arrays["labels"], arrays["f0/says"], strict=True):
         assert (word, clean["says"], first["says"]) == (f"class {label}", f"is class {label}", f"says class {says}")
         assert first["note"] == "wrong when clean"
     write_gallery(tmp_path, {**arrays, "f0/adv": arrays["f0/adv"][:, :, :4]})
     with pytest.raises(FileError, match=r"is not a gallery \(F\(0\) has images of shape"):
-        run_files.exhibits(path, ["F(0)", "F(10)"])
+        run_files.gallery(path, ["F(0)", "F(10)"])
 
 
 def test_structure_of_one_run_and_of_several(outline: Outline, run: Path, tmp_path: Path) -> None:

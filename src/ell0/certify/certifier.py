@@ -40,6 +40,12 @@ class Certifier(ABC):
 
     forwards: int | None = None
     confidence: float | None = None
+    _rounding: float | None = None
+
+    @property
+    def rounding(self) -> float | None:
+        """How far off a logit may be, as was allowed when rows were last certified; None where it is not measured."""
+        return self._rounding
 
     @abstractmethod
     def limit(self, x: Tensor, ball: L0Ball) -> int:
@@ -48,6 +54,10 @@ class Certifier(ABC):
     @abstractmethod
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
         """Raises as `check`.  draws: of the rows.  batch: as for `radius`."""
+
+    def bounds(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Below and above each score, anywhere in the ball: two ``(n, classes)`` float64."""
+        raise ValueError(f"model must be one whose scores have bounds, got {type(self).__name__}")
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
         """Raises ValueError if no certificate exists for these rows within this ball, its budget included."""
