@@ -138,7 +138,8 @@ class PartVote(nn.Module, Certifier):
         if logits.ndim != 2 or logits.shape[0] != place.shape[0] or logits.shape[1] < 2:
             form = f"({len(place)}, classes) with 2 classes or more"
             raise ValueError(f"network must give logits {form} for {len(place)} parts, got {describe(logits)}")
-        return logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST).unflatten(0, (-1, self.parts))
+        bounded: Tensor = logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        return bounded.reshape(-1, self.parts, logits.shape[1])
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:
         """All units if some row is frozen in so many parts that those left do not count."""
