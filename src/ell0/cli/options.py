@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,6 +49,36 @@ class WorkOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class BoxOptions:
+    """The range of a changed value.
+
+    Args:
+        beta: Changed values lie between -beta and beta.
+        low: Least changed value; with --high, in place of --beta.
+        high: Largest changed value.
+    """
+
+    beta: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def given(self) -> tuple[float, float] | None:
+        """The two ends, or None if there are none; raises ValueError if they make no box."""
+        if self.beta is not None:
+            if (self.low, self.high) != (None, None):
+                raise ValueError(f"beta must be left out beside low and high, got --beta {self.beta:g} too")
+            if not 0 < self.beta < math.inf:
+                raise ValueError(f"beta must be a number > 0, got {self.beta}")
+            return -self.beta, self.beta
+        if self.low is None and self.high is None:
+            return None
+        if self.low is None or self.high is None:
+            raise ValueError("low and high must be given together, such as --low 0 --high 1")
+        return self.low, self.high
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class RowOptions:
     """The rows that a model is attacked on or certified for.
 
@@ -60,6 +91,9 @@ class RowOptions:
         queries: Queries of a search attack for each row.
         steps: Steps of a gradient attack for each row.
         out: Results file to write.
+        page: HTML page to write; for images it shows some of them, clean and attacked.
+        weights: Checkpoint to load into the model that package.module:name gives, such as a folder of fit(out=...).
+        allow_code: Run the code that a checkpoint names as its model.
     """
 
     data: str | None = None
@@ -69,6 +103,9 @@ class RowOptions:
     queries: int = 1000
     steps: int = 100
     out: Path | None = None
+    page: Path | None = None
+    weights: Path | None = None
+    allow_code: Flag = False
 
 
 def command_words(words: str, function: Callable[..., object], given: Mapping[str, object]) -> str:
@@ -77,7 +114,7 @@ def command_words(words: str, function: Callable[..., object], given: Mapping[st
     A list repeats its option, a tuple follows it.
     """
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    defaults |= {field.name: field.default for field in fields(RowOptions)}
+    defaults |= {field.name: field.default for kind in (RowOptions, BoxOptions) for field in fields(kind)}
     for name, value in given.items():
         if value is None or value == defaults.get(name):
             continue
@@ -111,8 +148,12 @@ def hand_over(results: Results, out: Path | None, work: WorkOptions, show: Calla
     print(json.dumps(results.plain())) if work.as_json else show(results)
     if out is not None:
         results.save(out)
-        if not work.quiet:
-            print(f"written to {out}", file=sys.stderr)
+        say_written(out, work.quiet)
+
+
+def say_written(path: Path, quiet: bool) -> None:
+    if not quiet:
+        print(f"written to {path}", file=sys.stderr)
 
 
 def hand_over_run(

@@ -21,6 +21,8 @@ def run(
     out: Path | None = None,
     fresh: Flag = False,
     list_: Annotated[Flag, Parameter(name="--list")] = False,
+    print_: Annotated[Flag, Parameter(name="--print")] = False,
+    allow_code: Flag = False,
     work: WorkOptions = WorkOptions(),
 ) -> None:
     """Run a recipe: train, attack, certify, and write a page.
@@ -30,6 +32,8 @@ def run(
     ell0 run mnist-quick --out runs/first
     ell0 run mnist-f10 --devices 8
     ell0 run --list
+    ell0 run digits --print > mine.toml
+    ell0 run mine.toml --allow-code
     ```
 
     If a run was stopped, the same command resumes it. Several processes that are given the same sweep share its runs.
@@ -39,6 +43,8 @@ def run(
         out: Run folder: a new one, or one that holds a run of the same recipe. Default: runs/NAME.
         fresh: Stop if the run folder already holds a run.
         list_: List the recipes that come with ell0.
+        print_: Print the recipe, to copy and change.
+        allow_code: Run the code that the recipe names as a model (python = "package.module:name").
     """
     from .. import recipe as recipes
     from ..parallel import together
@@ -50,11 +56,15 @@ def run(
         lines = [f"{'  ' * below[name] + name:24} {summary}" for name, summary in summaries.items()]
         print(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
+    if print_:
+        print(recipes.source(recipe)[1], end="")
+        return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None
-        home = Path("runs") / Path(recipe).stem if out is None else out
+        home = Path("runs") / recipes.source(recipe)[0] if out is None else out
         with show_progress(work.quiet or not team.first) as progress:
             how: dict[str, Any] = {"device": work.device, "root": work.root, "progress": progress, "team": team}
+            how["allow_code"] = allow_code
             if members:
                 swept = recipes.run_sweep(members, home, resume=not fresh, **how)
             else:
@@ -93,6 +103,7 @@ def _show(results: Results) -> None:
     Robust is the worst case if it was measured. A figure is shown only if the classifier was attacked in the widest
     box, which holds the points of all others. Rows of another split served to choose, and are left out.
     """
+    from ..report.selection import within
     from ..results import WORST_CASE
 
     rows = [row for row in results.rows if not row.keys() & {"split", "over", "part"}]
@@ -108,8 +119,10 @@ def _show(results: Results) -> None:
     whole = dict.fromkeys(str(row.n) for row in rows if row.what == "clean_accuracy")
     clean = f"; clean: n = {' or '.join(whole)}" if whole else ""
     if robust:
-        attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
-        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
+        attacks, units, sizes = (dict.fromkeys(str(row.get(key)) for row in robust) for key in ("attack", "unit", "n"))
+        box = within(next(row for row in robust if row["beta"] == widest))
+        changed = f"{' or '.join(units)}s changed"
+        print(f"accuracy in %: {', '.join(attacks)}, {changed}, values {box}, n = {' or '.join(sizes)}{clean}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets
