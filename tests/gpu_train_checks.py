@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from balls import trades_within_one, within_one
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Partition, PartitionEnsemble, PartVote, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
 from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.synthesis import AnalysisBySynthesis, ClassBounds
-from ell0.train import Trades, TrainConfig, fit
+from ell0.train import TrainConfig, fit
 from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
 from gpu_checks import run_checks
@@ -182,7 +183,7 @@ def check_augmented_rows() -> None:
 def check_attack_in_the_step() -> None:
     """A graph holds the attack: draws of its own in every replay, given by the seed, losses as without a graph."""
     x, y = (t.cuda() for t in images(256))
-    trades = Trades(60, "pixel", steps=5)
+    trades = trades_within_one(60, "pixel", steps=5)
     for precision in ("fp32", "bf16"):
         kind: dict[str, Any] = {"precision": precision}
         config = replace(CONFIG, batch=len(x), **kind)
@@ -210,7 +211,7 @@ def check_attack_in_the_step() -> None:
         assert (again[0] - again[1]).abs().max() < 0.1 * (again[0] - again[2]).abs().max(), again
     waits_for_nothing(partial(eager.step, x, y))
     config = replace(CONFIG, epochs=10, rates=(0.002,), precision="bf16")
-    training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5))
+    training = fit(convolutions(), images(640), config, objective=trades_within_one(60, "pixel", steps=5))
     assert training.epochs[-1].train_accuracy > 0.9, [epoch.train_accuracy for epoch in training.epochs]
 
 
@@ -223,7 +224,7 @@ def check_votes() -> None:
     for model in (PartitionEnsemble((3, 32, 32), 16, hidden=(32,)).cuda(), ablation):
         training = fit(model, (x, y), config)
         assert training.epochs[-1].loss < 0.5 * training.epochs[0].loss, training.epochs
-        radii = model.eval().radius(x[:40], y[:40], L0Ball(1, "pixel"))
+        radii = model.eval().radius(x[:40], y[:40], within_one(1, "pixel"))
         assert float(radii.double().mean()) > 0, radii
     stepper = GraphStepper(ablation.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
     losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}

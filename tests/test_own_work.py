@@ -209,7 +209,7 @@ def test_attack_writes_a_page_and_its_examples(home: Path, capsys: pytest.Captur
     data = tuple(map(torch.from_numpy, (rows(90)["x"], rows(90)["y"])))
     config = train.TrainConfig(epochs=8, batch=16, rates=(0.02,), optimizer="adam")
     train.fit(network, (data[0], data[1]), config, out=home / "fitted")
-    words = ["attack", f"{module(home)}:Linear", "--weights", "fitted", "--data", "rows.npz", "--budget", "2"]
+    words = ["attack", f"{module(home)}:Linear", "--weights", "fitted", "--data", "rows.npz", "--budget", "6"]
     words += ["--attack", "sparse_rs", "--queries", "40", "--device", "cpu"]
     assert main([*words, "--page", "new/out.html", "--save-examples", "new/adv.npz", "--json"]) == 0
     shown = capsys.readouterr()

@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from balls import within_one
 from ell0 import L0Ball, certify, data, evaluate, train
 from ell0.attacks import sparse_rs
 from ell0.certify.ablation import RandomisedAblation, VotePrecision, changed_share, votes_needed
@@ -141,7 +142,7 @@ def test_votes_needed_are_those_of_clopper_and_pearson(samples: int, d: int, kee
 def test_settings_with_known_radii() -> None:
     """The published one; and all of n votes certify one of 6 pixels with 2 seen if (1/2 + 1/3)^n < 0.05: n >= 17."""
     published = RandomisedAblation(sentinel(), 45)
-    assert (published.limit(torch.zeros(1, 784), L0Ball(0)), published.forwards) == (11, 11_000)
+    assert (published.limit(torch.zeros(1, 784), within_one(0)), published.forwards) == (11, 11_000)
     assert float(changed_share(784, 45, 8)) == pytest.approx(1 - math.prod(1 - 45 / (784 - i) for i in range(8)))
     for samples, radius in ((16, 0), (17, 1)):
         smoothed = RandomisedAblation(sentinel(), 2, selection=1, samples=samples).eval()

@@ -51,11 +51,19 @@ def theory(names: Names) -> None:
     assert (names["radii"] >= 2).mean() > 0.5
 
 
+def export(names: Names) -> None:
+    with torch.no_grad():
+        logits = names["model"].eval()(names["x"])
+        torch.testing.assert_close(names["program"](names["x"]), logits)
+        assert torch.equal(names["again"](names["x"]), logits)
+
+
 DOCUMENTS: dict[str, Callable[[Names], None]] = {
     "README.md": readme,
     "docs/attacks.md": attacks,
     "docs/training.md": training,
     "docs/certificates.md": certificates,
+    "docs/export.md": export,
     "docs/scaling.md": scaling,
     "docs/theory.md": theory,
 }
@@ -71,8 +79,9 @@ def test_every_document_with_an_example_is_checked() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_examples_reach_a_sensible_result(document: str) -> None:
+def test_examples_reach_a_sensible_result(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: Names = {}
+    monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for block in blocks(ROOT / document):

@@ -141,7 +141,7 @@ _FIELDS = tuple(each.name for each in fields(Measurement) if each.name not in ("
 _FIGURES = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "certified")
 _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys((*_FIGURES, "k", "budget", "queries", "steps", "beta"), (int | float, "a number")),
-    **dict.fromkeys(("what", "classifier", "attack", "unit", "protocol"), (str, "a text")),
+    **dict.fromkeys(("what", "classifier", "attack", "unit", "box", "protocol"), (str, "a text")),
     **{"decided": (dict, "an object"), "beside": (dict, "an object"), "flags": (list, "a list")},
 }
 

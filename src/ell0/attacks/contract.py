@@ -85,7 +85,7 @@ class Victim:
         _check(x, y, ball, rows, target, finite)
         self.x, self.ball, self.n = x.detach().contiguous(), ball, len(x)
         # Counts the units of some rows, where a box with values for every row would not fit.
-        self._ruler = L0Ball(ball.budget, ball.unit)
+        self._ruler = L0Ball(ball.budget, ball.unit, -torch.inf, torch.inf)
         self.low, self.high, self.mutable = (t.expand_as(x) for t in ball.box(x))
         self.model, self._target, self._minimal, self._progress = model, target is not None, minimal, progress
         self._y, self._labels = y, (y if target is None else target).long()
@@ -297,6 +297,7 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         raise ValueError("x must have at least one row, got an empty batch")
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
+    ball.check_near(x)
     given = {"y": y} | {key: value for key, value in (("target", target), ("rows", rows)) if value is not None}
     for name, value in given.items():
         good = isinstance(value, Tensor) and value.dtype in _INTEGERS

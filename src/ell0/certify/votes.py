@@ -122,7 +122,8 @@ class PartVote(nn.Module, Certifier):
         if self.match is None or self.training:
             return self._say(x)
         both = self._say(torch.cat((x, x.flip(-1))))
-        return (both[: len(x)] + both[len(x) :].index_select(1, self.match)) / 2
+        own, mirrored = both.chunk(2)
+        return (own + mirrored.index_select(1, self.match)) / 2
 
     def _say(self, x: Tensor) -> Tensor:
         self._check_shape(x)
@@ -132,12 +133,13 @@ class PartVote(nn.Module, Certifier):
         # Gathered, not multiplied by a mask: a NaN elsewhere would come through.
         seen = pixels.index_select(2, self.index.flatten()).unflatten(2, self.index.shape).transpose(1, 2)
         seen = seen.flatten(0, 1) if self.index.ndim == 3 else seen.flatten(2).flatten(0, 1)
-        place = torch.arange(self.parts, device=x.device).repeat(len(x))
+        place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])  # not len(x), which torch.export fixes
         logits = cast(Tensor, self.network(seen, place))
-        if logits.ndim != 2 or len(logits) != len(place) or logits.shape[1] < 2:
+        if logits.ndim != 2 or logits.shape[0] != place.shape[0] or logits.shape[1] < 2:
             form = f"({len(place)}, classes) with 2 classes or more"
             raise ValueError(f"network must give logits {form} for {len(place)} parts, got {describe(logits)}")
-        return logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST).view(len(x), self.parts, -1)
+        bounded: Tensor = logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        return bounded.reshape(-1, self.parts, logits.shape[1])
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:
         """All units if some row is frozen in so many parts that those left do not count."""

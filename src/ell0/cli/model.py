@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +27,7 @@ class Loaded:
     """A model and its rows, on the device.
 
     name, classifier: the model as a command and as results name it.  source: a data set, or the file of the rows.
+    range: of all values of the data.
     """
 
     name: str
@@ -37,12 +37,7 @@ class Loaded:
     x: Tensor
     y: Tensor
     source: str
-
-    def box(self, beta: float | None) -> tuple[float, float]:
-        """The values within beta of 0; None: any value."""
-        if beta is not None and not 0 < beta < math.inf:
-            raise ValueError(f"beta must be a number > 0, got {beta}")
-        return (-math.inf, math.inf) if beta is None else (-beta, beta)
+    range: tuple[float, float]
 
     def results(self, command: Callable[..., int], seeds: list[int], team: Team, **given: object) -> Results:
         """Empty results of a command.  given: its options beyond those of the rows."""
@@ -64,8 +59,7 @@ class Loaded:
                 right = torch.cat([self.network(some).argmax(1) for some in self.x.split(self.subject.batch)]) == self.y
             among = right.nonzero().squeeze(1) if right.any() else torch.arange(len(self.y), device=self.y.device)
             rows = among[recipe.first_of_each(self.y[among])]
-            box = (-1.0, 1.0) if data else (float(self.x.min()), float(self.x.max()))
-            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], box)
+            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], self.range)
             shown = report.exhibits(arrays, [self.classifier], data.classes if data else ())
         report.write([report.Run(results, data=data, exhibits=shown)], self.subject.page)
         say_written(self.subject.page, quiet)
@@ -96,6 +90,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     x, y = sets.read_npz(source) if is_file else sets.load(source, "test", work.root)
     if subject.rows is not None and not 1 <= subject.rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {subject.rows}")
+    ends = (float(x.min()), float(x.max())) if is_file else (-1.0, 1.0)
     x, y = (part[: subject.rows].to(place) for part in (x, y))
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
@@ -107,7 +102,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
         shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
         raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
     name = Path(model).name if card else model
-    return Loaded(name, card.get("classifier", name), subject, network, x, y, source)
+    return Loaded(name, card.get("classifier", name), subject, network, x, y, source, ends)
 
 
 def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:

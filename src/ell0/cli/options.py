@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,6 +49,36 @@ class WorkOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class BoxOptions:
+    """The range of a changed value.
+
+    Args:
+        beta: Changed values lie between -beta and beta.
+        low: Least changed value; with --high, in place of --beta.
+        high: Largest changed value.
+    """
+
+    beta: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def given(self) -> tuple[float, float] | None:
+        """The two ends, or None if there are none; raises ValueError if they make no box."""
+        if self.beta is not None:
+            if (self.low, self.high) != (None, None):
+                raise ValueError(f"beta must be left out beside low and high, got --beta {self.beta:g} too")
+            if not 0 < self.beta < math.inf:
+                raise ValueError(f"beta must be a number > 0, got {self.beta}")
+            return -self.beta, self.beta
+        if self.low is None and self.high is None:
+            return None
+        if self.low is None or self.high is None:
+            raise ValueError("low and high must be given together, such as --low 0 --high 1")
+        return self.low, self.high
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class RowOptions:
     """The rows that a model is attacked on or certified for.
 
@@ -83,7 +114,7 @@ def command_words(words: str, function: Callable[..., object], given: Mapping[st
     A list repeats its option, a tuple follows it.
     """
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    defaults |= {field.name: field.default for field in fields(RowOptions)}
+    defaults |= {field.name: field.default for kind in (RowOptions, BoxOptions) for field in fields(kind)}
     for name, value in given.items():
         if value is None or value == defaults.get(name):
             continue

@@ -103,6 +103,7 @@ def _show(results: Results) -> None:
     Robust is the worst case if it was measured. A figure is shown only if the classifier was attacked in the widest
     box, which holds the points of all others. Rows of another split served to choose, and are left out.
     """
+    from ..report.selection import within
     from ..results import WORST_CASE
 
     rows = [row for row in results.rows if not row.keys() & {"split", "over", "part"}]
@@ -118,8 +119,10 @@ def _show(results: Results) -> None:
     whole = dict.fromkeys(str(row.n) for row in rows if row.what == "clean_accuracy")
     clean = f"; clean: n = {' or '.join(whole)}" if whole else ""
     if robust:
-        attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
-        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
+        attacks, units, sizes = (dict.fromkeys(str(row.get(key)) for row in robust) for key in ("attack", "unit", "n"))
+        box = within(next(row for row in robust if row["beta"] == widest))
+        changed = f"{' or '.join(units)}s changed"
+        print(f"accuracy in %: {', '.join(attacks)}, {changed}, values {box}, n = {' or '.join(sizes)}{clean}")
     names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets

@@ -102,7 +102,8 @@ def evaluate(
 ) -> Evaluation:
     """Clean accuracy, then every attack in turn on the rows that still stand.
 
-        evaluation = evaluate(model, x, y, L0Ball(5), {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
+        ball = L0Ball(5, low=0.0, high=1.0)
+        evaluation = evaluate(model, x, y, ball, {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
         print(evaluation)
 
     A row is robust only if no attack breaks it; a row misclassified from the start is broken. For the figure of one
@@ -180,7 +181,7 @@ def evaluate(
         budgets=steps,
         seconds=tuple(state.seconds.tolist()),
         units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=raised(probe, state, gradients_only, training, blocked, int(blind.sum()), lost),
+        flags=raised(probe, state, gradients_only, training, blocked, int(blind.sum()), lost, ball.doubt(x)),
         **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
     )
 

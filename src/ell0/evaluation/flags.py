@@ -131,12 +131,13 @@ def raised(
     blocked: Sequence[str],
     blind: int,
     lost: int,
+    doubt: str | None,
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each.
 
     gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
     training: whether the model was in train mode.  blocked: attacks left out.  blind: rows without a gradient.
-    lost: errors that did not come back at the end.
+    lost: errors that did not come back at the end.  doubt: about the box.
     """
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
@@ -145,6 +146,7 @@ def raised(
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
     beaten, left = _beaten(state, gradients_only)
     flags = {
+        doubt or "": doubt,
         "model left in train mode: it was evaluated in eval mode": training,
         none + (f": {', '.join(blocked)} left out" if blocked else ""): not probe.differentiable,
         some: probe.differentiable and blind,
