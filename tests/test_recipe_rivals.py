@@ -45,7 +45,7 @@ name = "parts"
 [classifier.model]
 name = "partition"
 parts = 5
-hidden = [8]
+base = { name = "mlp", k = 0, hidden = [8] }
 [[classifier]]
 name = "copies"
 training = { augment = "shift" }
@@ -235,11 +235,13 @@ def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old:
     ("name", "shape", "unit"), [("mnist-rivals", (1, 28, 28), "feature"), ("cifar-rivals", (3, 32, 32), "pixel")]
 )
 def test_shipped_rivals(name: str, shape: tuple[int, ...], unit: str) -> None:
-    """All test images, 1,000 + 10,000 copies, and steps that a CUDA graph can hold: none asks for a value."""
+    """1,000 + 10,000 copies, the rules of one training, and steps that a CUDA graph can hold: none asks for a value."""
     rivals = recipe.load(name)
     certified = [task for task in rivals.tasks if task.what == "certified_accuracy"]
-    assert [task.budgets for task in certified] == [(1, 2, 4, 8, 10, 16, 20)] * 2
-    assert {(task.row["unit"], task.rows) for task in certified} == {(unit, None)}
+    assert {*certified[0].budgets} >= {1, 2, 4, 8, 10, 16, 20}
+    assert {task.row["unit"] for task in certified} == {unit}
+    rules = {task.row.get("method") for task in certified if task.classifier.name.startswith("partition")}
+    assert rules == ({None} if name == "mnist-rivals" else {None, "plurality"})
     assert {row["classifier"] for row in rivals.quoted} == {"randomised ablation", "feature partition (FPA)"}
     for one in rivals.classifiers:
         network: Any = models_of_recipes.build(models_of_recipes.fitted(one.model, shape, 10)).train()

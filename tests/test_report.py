@@ -230,10 +230,11 @@ def test_the_verdict_as_text(run: Path, tmp_path: Path) -> None:
     line = f"Worst case: F(10) keeps {words}; F(0) keeps 0.0 %. 1 flag: read it before the figures."
     assert report.verdict([run]) == line
     other = results("other", [search(0.5, "<b>&amp;")]).save(tmp_path / "other.json")
-    first, second = report.verdict([run, other]).split("\n")
+    first, second, together = report.verdict([run, other]).split("\n")
     assert first == f"mnist-table1: {line}"
     assert second.startswith("other: One attack, no worst case: <b>&amp; keeps 50.0 % (")
     assert second.endswith("when 3 inputs are set to any value.")
+    assert together.startswith("comparison: Worst case: F(10) keeps 70.2 %")
 
 
 def test_times_are_rounded_to_what_they_show() -> None:

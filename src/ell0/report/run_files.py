@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from .. import files
+from ..certify import Objective, VoteObjective
 from ..data import SETS, DataSet
 from ..recipe import Recipe, load, names, slug
 from ..results import Results, Row
@@ -41,11 +42,21 @@ class Run:
     exhibits: list[Exhibit] = field(default_factory=list)
 
     @property
-    def quoted(self) -> Sequence[Row]:
-        """Figures of others: those of its recipe, or of the one of ell0 that a bare results file names."""
+    def plan(self) -> Recipe | None:
+        """Its recipe, or the one of ell0 that a bare results file names."""
         named = self.results.recipe if self.results.recipe in names() and not self.text else None
-        recipe = self.recipe or (load(named) if named else None)
-        return recipe.quoted if recipe else ()
+        return self.recipe or (load(named) if named else None)
+
+    @property
+    def quoted(self) -> Sequence[Row]:
+        """Figures of others."""
+        return self.plan.quoted if self.plan else ()
+
+    @property
+    def bound(self) -> list[str]:
+        """The classifiers that were trained on their bound."""
+        everyone = self.plan.everyone() if self.plan else ()
+        return [one.name for one in everyone if isinstance(one.objective, Objective | VoteObjective)]
 
     @property
     def state(self) -> str:
