@@ -126,11 +126,9 @@ def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Ten
     if "model" not in checkpoint.card:
         raise ValueError(f"{path} does not name its model: give package.module:name as model, and --weights {words}")
     try:
-        network = recipe.model(checkpoint.card, allow_code=subject.allow_code)
+        return recipe.model(checkpoint, allow_code=subject.allow_code), checkpoint.card
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    checkpoint.into(network)
-    return network, checkpoint.card
 
 
 def _own(words: str) -> Callable[[Tensor], Tensor]:

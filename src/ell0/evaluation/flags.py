@@ -100,11 +100,13 @@ def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: 
 def unfounded(attacked: Attacked, state: State, fresh: State, batch: int, random: bool, team: Team) -> Tensor:
     """Rows of a state that was read, ``(n,)`` bool, that are not what their verdict says.
 
-    A row is misclassified from the start, or not, as in a fresh state, unless the model answers by chance; the point of
-    a broken row lies in the ball at its distance and is misclassified.
+    A row is misclassified from the start, or not, as in a fresh state, unless the model answers by chance. The point of
+    a broken row lies in the ball at its distance and is misclassified; that of any other is x.
     """
     first, attacks = fresh.verdict == 0, state.tried.shape[1]
-    bad = (state.verdict < -1) | (state.verdict > attacks) | ((state.verdict <= 0) & (state.verdict != state.distance))
+    moved = (state.x_adv != fresh.x_adv).flatten(1).any(1).cpu()
+    bad = (state.verdict < -1) | (state.verdict > attacks)
+    bad |= (state.verdict <= 0) & (moved | (state.verdict != state.distance))
     bad |= torch.zeros_like(first) if random else (state.verdict == 0) != first
     rows, far, false, _ = _claims(attacked, state, (state.verdict > 0) & ~bad, batch, random, team)
     bad[rows] = far | false
