@@ -238,15 +238,14 @@ def test_cifar_recipes_are_those_of_the_paper() -> None:
     ours = replace(PAPER_CIFAR10, precision="tf32", attack_precision="bf16", attack_batch=25_000)
     for name, k, seed in (("vgg0", 0, 0), ("vgg10", 10, 0), ("vgg10-again", 10, 1)):
         (one,) = recipe.load(f"cifar-{name}").classifiers
-        precision = "bf16" if k else "tf32"
-        its = replace(ours, seed=seed, precision=precision)
+        its = replace(ours, seed=seed, precision="bf16" if k else "tf32")
         assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, its)
         assert (one.model["name"], one.model["normalise"]) == ("vgg19", True)
         assert one.attack is not None
         assert (one.attack.name, one.attack.settings) == ("sparse_rs", {"queries": 300, "values": "black-white"})
         low, high = data.SETS["cifar10"].box(100.0)
         assert repr(one.attack.ball(10)) == repr(L0Ball(10, "pixel", low, high))
-        assert one.training_identity.items() >= {"precision": precision, "attack_precision": "bf16"}.items()
+        assert one.training_identity.items() >= {"precision": its.precision, "attack_precision": "bf16"}.items()
     (base,) = recipe.load("cifar-base").classifiers
     assert (base.attack, base.training) == (None, replace(ours, attack_precision=None, attack_batch=None))
 
