@@ -175,7 +175,7 @@ def fitted(
             raise ValueError("normalise must be false for the rows of an npz file, whose mean is not known")
         full["normalise"] = data.mean, data.deviation
     # The base of an ablation sees twice the channels.
-    seen = (2 * shape[0], *shape[1:]) if arguments["name"] == "ablation" else shape
+    seen = (2 * shape[0], *shape[1:]) if arguments.get("name") == "ablation" else shape
     return full | ({"base": fitted(arguments["base"], seen, classes)} if "base" in arguments else {})
 
 
