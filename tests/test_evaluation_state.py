@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from balls import within_one
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.evaluation import Entry, Evaluation, evaluate
+from ell0.files import FileError, read_tensors, write_tensors
 from ell0.models import mlp
 from ell0.threat import L0Ball
 from spied_evaluation import D, Line, N, Spy, assert_same, each_row, evaluate_line, rows, two_spies
@@ -165,20 +165,18 @@ def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
-    with np.load(state) as saved:
-        assert 0 < (saved["tried"] > 0).sum() < N - 3
+    assert 0 < (read_tensors(state, "")[0]["tried"] > 0).sum() < N - 3
     assert_same(_slowly(state), _slowly(None))
 
 
 def test_a_state_of_older_code(tmp_path: Path) -> None:
     state = tmp_path / "state.npz"
     evaluate_line(state_path=state)
-    with np.load(state) as saved:
-        arrays = dict(saved)
-    parts = json.loads(str(arrays.pop("parts")))
+    tensors, words = read_tensors(state, "")
+    parts = json.loads(words["parts"])
     del parts["format"]
-    np.savez(state, parts=np.array(json.dumps(parts)), **arrays)
-    with pytest.raises(ValueError, match=r"must be a file that this version of ell0 wrote, got .*; remove it"):
+    write_tensors(state, tensors, {"parts": json.dumps(parts)})
+    with pytest.raises(FileError, match=r"must be a file that this version of evaluate wrote: delete it, and its rows"):
         evaluate_line(state_path=state)
 
 
@@ -197,7 +195,7 @@ def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
 def test_a_file_that_is_no_state(tmp_path: Path, content: bytes) -> None:
     state = tmp_path / "state"
     state.write_bytes(content)
-    with pytest.raises(ValueError, match="must be a file that evaluate wrote"):
+    with pytest.raises(ValueError, match=r"is damaged or of another version of ell0: delete it, and its rows"):
         evaluate_line(state_path=state)
     assert state.read_bytes() == content
 

@@ -234,18 +234,18 @@ def test_arrays_that_are_no_data_are_named(tmp_path: Path, arrays: dict[str, Any
 
 
 def test_cifar_recipes_are_those_of_the_paper() -> None:
-    """As the supplement trains; bfloat16 and the batch of the attack are ours."""
-    ours = replace(PAPER_CIFAR10, precision="bf16", attack_precision="bf16", attack_batch=25_000)
-    ours = replace(ours, rounds=True, augment="crop-flip-once")
+    """As the supplement trains; precision and the batch of the attack are ours."""
+    ours = replace(PAPER_CIFAR10, precision="tf32", attack_precision="bf16", attack_batch=25_000)
     for name, k, seed in (("vgg0", 0, 0), ("vgg10", 10, 0), ("vgg10-again", 10, 1)):
         (one,) = recipe.load(f"cifar-{name}").classifiers
-        assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, replace(ours, seed=seed))
+        its = replace(ours, seed=seed, precision="bf16" if k else "tf32")
+        assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, its)
         assert (one.model["name"], one.model["normalise"]) == ("vgg19", True)
         assert one.attack is not None
         assert (one.attack.name, one.attack.settings) == ("sparse_rs", {"queries": 300, "values": "black-white"})
         low, high = data.SETS["cifar10"].box(100.0)
         assert repr(one.attack.ball(10)) == repr(L0Ball(10, "pixel", low, high))
-        assert one.training_identity.items() >= {"precision": "bf16", "attack_precision": "bf16"}.items()
+        assert one.training_identity.items() >= {"precision": its.precision, "attack_precision": "bf16"}.items()
     (base,) = recipe.load("cifar-base").classifiers
     assert (base.attack, base.training) == (None, replace(ours, attack_precision=None, attack_batch=None))
 
