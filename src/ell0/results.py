@@ -231,14 +231,15 @@ def _read(number: int, row: Row) -> Measurement:
 
 
 def _commit() -> str | None:
-    """The commit of this checkout, with ``-dirty`` where a tracked file differs from it; None outside of one."""
+    """The commit of this checkout, with ``-dirty`` where a tracked file differs from it, or of the installed wheel."""
     words = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
     here, tracked = Path(__file__).resolve().parent, ["git", "ls-files", "--error-unmatch", __file__]
     try:
         subprocess.run(tracked, cwd=here, capture_output=True, check=True)
         return subprocess.run(words, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        recorded = here / "commit.txt"  # which setup.py wrote
+        return recorded.read_text().strip() if recorded.exists() else None
 
 
 def _device(device: torch.device) -> str:
