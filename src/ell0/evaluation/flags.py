@@ -9,12 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..attacks.contract import Model, Victim
+from ..attacks.contract import Victim
 from ..parallel import Team
 from ..threat import L0Ball
+from ..wrapping import Model
 from .state import State
 
-_PROBED = 64  # rows that show what kind of outputs a model gives
+PROBED = 64  # rows that show what kind of outputs a model gives
 _BEATEN = 3.0  # points that other attacks may take from those by gradients alone before a flag is raised
 _SAME = 1e-5  # relative and absolute difference of logits that rounding explains
 # A point on the decision boundary may fall to either side in another batch: so much of the largest logit is rounding.
@@ -51,7 +52,7 @@ class Probe:
     @classmethod
     def of(cls, model: Model, x: Tensor) -> Probe:
         with torch.no_grad():
-            logits, again = model(x[:_PROBED]), model(x[:_PROBED])
+            logits, again = model(x[:PROBED]), model(x[:PROBED])
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
         random = not torch.allclose(logits, again, _SAME, _SAME)
@@ -114,7 +115,7 @@ def _check_part(attacked: Attacked, state: State, names: Sequence[str], parts: S
         if missed.any() and not random:
             # It is a lie if the label wins by more than rounding.
             with torch.no_grad():
-                logits = torch.cat([model(some) for some in points[missed].split(_PROBED)])
+                logits = torch.cat([model(some) for some in points[missed].split(PROBED)])
             labels = y[missed].long().unsqueeze(1)
             lead = logits.gather(1, labels).squeeze(1) - logits.scatter(1, labels, -torch.inf).amax(1)
             false = missed.clone()
