@@ -92,6 +92,11 @@ class Classifier:
         return self.model.get("name") in VOTERS
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether its scores follow small changes: a duel of parts does, counted votes do not."""
+        return not self.votes or (self.model["name"] == "votes" and self.model.get("rule", "duel") == "duel")
+
+    @property
     def identity(self) -> Row:
         k = {} if self.k is None else {"k": self.k}
         adversarial = self.attack is not None or isinstance(self.objective, Trades)
