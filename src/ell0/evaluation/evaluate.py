@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult, declared
 from ..attacks.contract import Model, Victim
-from ..common import Progress, Step, check_count, check_out, did_you_mean, seeded, silent
+from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
+from ..files import check_out
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import CLEAN, Share
 from ..threat import L0Ball
 from .evaluation import Evaluation, percent
-from .flags import Attacked, Probe, check_claims, clean_pass, raised
+from .flags import Attacked, Probe, check_claims, clean_pass, raised, unfounded
 from .identity import of_attack, of_model, of_value
 from .state import State, compact
 
@@ -150,9 +151,10 @@ def evaluate(
         _rehearse(attacked, entries, first, seed)
         parts = {} if path is None else _identity(attacked, entries, steps, seed, tf32)
         state = State.fresh(x, clean, wrong, len(entries))
-        saved = team.once(lambda: path.read_bytes() if path is not None and path.exists() else None)
+        saved = team.once(partial(State.read, path))
         if path is not None and saved is not None:
-            state = State.load(path, saved, x, parts, clean, _NOISE * probe.noise)
+            fresh, state = state, State.load(path, saved, state, parts, _NOISE * probe.noise)
+            state.forget(unfounded(attacked, state, fresh, batch, probe.random, team), fresh)
         report = progress if team.first else silent
         turns = list(product(filter(None, steps), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
