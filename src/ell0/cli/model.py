@@ -20,6 +20,7 @@ from ..files import check_out, write
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint
+from ..wrapping import wrap
 from .options import RowOptions, WorkOptions, command_words, say_written
 
 
@@ -136,9 +137,13 @@ def _own(words: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     found = recipe.imported(words)
     model = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if not callable(model):
-        raise ValueError(f"model must name a model or a function that returns one, got {words!r}: {model!r}")
-    return cast(Callable[[Tensor], Tensor], model)
+    if callable(model):
+        return cast(Callable[[Tensor], Tensor], model)
+    try:
+        return wrap(model)
+    except ValueError as error:
+        rule = "model must name a model or a function that returns one"
+        raise ValueError(f"{rule}, got {words!r}: {model!r}") from error
 
 
 def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
