@@ -17,7 +17,7 @@ import ell0
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
     "common", "threat", "ops", "nn", "models", "part_networks", "synthesis", "data", "attacks", "results", "parallel",
-    "precision", "evaluation", "train", "certify", "theory", "recipe", "report", "export", "cli",
+    "precision", "evaluation", "adapters", "train", "certify", "theory", "recipe", "report", "export", "cli",
 ]  # fmt: skip
 FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
