@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 INSTALLED := $(VENV)/.installed
 WITH_TOOLS := $(VENV)/.with-tools
 
-.PHONY: setup run test test-full test-gpu test-peers lint bench bench-attacks clean
+.PHONY: setup run dist test test-full test-gpu test-peers lint bench bench-attacks clean
 setup: $(WITH_TOOLS)
 
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
@@ -21,6 +21,11 @@ $(WITH_TOOLS): $(INSTALLED)
 
 run: $(INSTALLED)  ## the main job: digits classifiers trained, attacked and shown on a page
 	$(BIN)/ell0 run
+
+dist: $(INSTALLED)  ## an sdist, and the wheel that is built from it
+	$(INSTALL) build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
 
 lint: setup
 	$(BIN)/ruff check .
@@ -57,4 +62,4 @@ bench-attacks: setup  ## the attacks beside their peers; REFERENCE=rs_attacks.py
 	$(BIN)/python tools/figures.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build src/*.egg-info src/ell0/ops/_kernel*.so
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/ell0/ops/_kernel*.so

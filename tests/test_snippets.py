@@ -27,6 +27,9 @@ def readme(names: Names) -> None:
 
 def attacks(names: Names) -> None:
     assert names["evaluation"].clean_accuracy > 0.8
+    x, model = names["x"], names["my_model"]
+    for name in ("normalised", "shares", "second", "last", "arrays"):
+        torch.testing.assert_close(names[name](x), model(x), msg=name)
     assert 60 < names["result"].success.sum() <= 100 - 100 * names["evaluation"].robust_accuracy
 
 

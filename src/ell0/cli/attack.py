@@ -48,8 +48,8 @@ def attack(
         save_examples: File (.npz) to write attacked rows to: x_adv, which is x where the row stands, x, y, distance
             (changes; 0: misclassified without an attack, -1: the row stands), and the attack that each fell to, by.
     """
-    from ..common import check_out
     from ..evaluation import cascade, evaluate
+    from ..files import check_out
     from ..parallel import together
     from ..threat import L0Ball
     from .model import load, save_arrays

@@ -59,8 +59,9 @@ def certify(
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count, check_out
+    from ..common import check_count
     from ..evaluation import cascade
+    from ..files import check_out
     from ..parallel import together
     from ..threat import L0Ball
     from .model import load, save_arrays

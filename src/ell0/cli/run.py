@@ -86,7 +86,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
         out: Page to write. Default: report.html in the run folder, if there is only one.
     """
     from .. import report as pages
-    from ..common import check_out
+    from ..files import check_out
 
     if out is None:
         if len(runs) != 1 or not runs[0].is_dir():

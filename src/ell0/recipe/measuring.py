@@ -59,12 +59,13 @@ class Subject:
         """beta: of the ball, to name the state by."""
         return evaluate(
             self.fast_network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
-            tf32=self.x.is_cuda, state_path=f"{self.state}-beta{beta:g}.npz", progress=self.progress, team=self.team,
+            tf32=self.x.is_cuda, state_path=f"{self.state}-beta{beta:g}.safetensors", progress=self.progress,
+            team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
         """Removes the state files, once the measurements are written elsewhere."""
-        for path in self.state.parent.glob(f"{self.state.name}-beta*.npz"):
+        for path in self.state.parent.glob(f"{self.state.name}-beta*.safetensors"):
             path.unlink()
 
 

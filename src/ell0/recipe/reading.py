@@ -331,10 +331,9 @@ def _tasks(
         shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent}
         variants = [({}, tuple(sorted(betas)), None)]
     elif what == "certified_accuracy":
-        for name, key in product(voters, ("beta", "method")):
-            if key in table.content:
-                raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
-        method = table.take("method", choice(*get_args(certify.Method)), "best")
+        if voters and "beta" in table.content:
+            raise ValueError(f"{table.where}: beta must be left out for {voters[0]}, whose votes are for any value")
+        method = table.take("method", choice(*get_args(certify.Method), *get_args(certify.Rule)), "best")
         variants = [({"beta": beta}, (beta,), None) for beta in betas]
     elif what != "clean_accuracy":
         name = table.take("attack", choice(*ATTACKS), "pointwise" if what == "median_distance" else "sparse_rs")
@@ -359,7 +358,8 @@ def _tasks(
         if written == "k" and one.k is None:
             raise ValueError(f"{table.where}: budgets must be a list for {one.name}, which has no k, got 'k'")
         budgets: Any = (one.k,) if written == "k" else written
-        row = {**shared, **one.identity, **({} if method is None or one.votes else {"method": method})}
+        how = {} if method is None or (one.votes and method == "best") else {"method": method}
+        row = {**shared, **one.identity, **how}
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
         for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
             full = {**row, **budget, **entries}
