@@ -227,6 +227,10 @@ def _read(number: int, row: Row) -> Measurement:
         kind, words = _TYPES.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
+    if not all(isinstance(count, int) for count in row.get("decided", {}).values()):
+        raise ValueError(f"decided of row {number} must hold numbers, got {row['decided']!r}")
+    if not all(isinstance(flag, str) for flag in row.get("flags", ())):
+        raise ValueError(f"flags of row {number} must be texts, got {row['flags']!r}")
     return Measurement.of(**row)
 
 
