@@ -180,6 +180,34 @@ def test_a_state_of_older_code(tmp_path: Path) -> None:
         evaluate_line(state_path=state)
 
 
+@pytest.mark.parametrize("forgery", ["none wrong", "all wrong", "no points", "farther", "verdict", "another row"])
+def test_a_forged_state_is_not_believed(tmp_path: Path, forgery: str) -> None:
+    """Also one whose SHA-256 was made anew: what fresh margins and the points themselves contradict is found again."""
+    state = tmp_path / "state"
+    whole = evaluate_line(state_path=state)
+    assert 0 < whole.robust_accuracy < whole.clean_accuracy < 1
+    tensors, words = read_tensors(state, "")
+    verdict, broken = tensors["verdict"], tensors["verdict"] > 0
+    if forgery == "none wrong":
+        tensors["distance"][verdict == 0] = -1
+        verdict[verdict == 0] = -1
+    elif forgery == "all wrong":
+        tensors["distance"].zero_()
+        verdict.zero_()
+    elif forgery == "no points":
+        tensors["at"], tensors["values"] = tensors["at"][:0], tensors["values"][:0]
+    elif forgery == "farther":
+        tensors["distance"][broken] += 1
+    elif forgery == "verdict":
+        verdict[broken] = 7
+    else:
+        tensors["at"] = (tensors["at"] + D) % (N * D)
+    write_tensors(state, tensors, words)
+    found = evaluate_line(state_path=state)
+    assert torch.equal(found.verdict, whole.verdict)
+    assert torch.equal(found.x_adv, whole.x_adv)
+
+
 def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
     def noted(*arguments: Any, note: object, **rest: Any) -> AttackResult:
         del note

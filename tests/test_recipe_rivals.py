@@ -94,9 +94,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(run: Path, name: str) -> Any:
-    checkpoint = load_checkpoint(run / name)
-    network = recipe.model(checkpoint.card)
-    checkpoint.into(network)
+    network = recipe.model(load_checkpoint(run / name))
     return network.eval()
 
 

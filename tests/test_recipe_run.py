@@ -96,9 +96,7 @@ def test_the_gallery_holds_points_of_the_ball(whole: Path) -> None:
     for slug in ("f0", "f2"):
         assert L0Ball(2, low=-10, high=10).contains(arrays["clean"], arrays[f"{slug}/adv"]).all()
         assert (arrays[f"{slug}/adv"] != arrays["clean"]).any()
-        checkpoint = load_checkpoint(whole / slug)
-        network = recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = recipe.model(load_checkpoint(whole / slug))
         for said, points in (("said", arrays["clean"]), ("says", arrays[f"{slug}/adv"])):
             assert network(points).argmax(1).tolist() == arrays[f"{slug}/{said}"].tolist()
 
@@ -382,9 +380,7 @@ def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> 
     results, checked = Results.load(folder / "results.json"), 0
     x, y = (torch.from_numpy(np.load(tmp_path / "tiny.npz")[key])[4:22] for key in ("x_test", "y_test"))
     for name in ("F(0)", "F(2)"):
-        checkpoint = load_checkpoint(folder / name.lower().replace("(", "").replace(")", ""))
-        network = recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = recipe.model(load_checkpoint(folder / name.lower().replace("(", "").replace(")", "")))
         right = int((network.eval()(x).argmax(1) == y).sum())
         assert right > 0
         for one in results.select(classifier=name, what="robust_accuracy", over="right"):

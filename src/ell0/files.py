@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "FileError", "check_out", "encode_tensors", "locked", "make_folder", "read", "read_npz", "read_tensors", "sealed",
+    "FileError", "check_out", "encode_tensors", "locked", "read", "read_npz", "read_tensors", "sealed",
     "sweep", "unsealed", "write", "write_tensors",
 ]  # fmt: skip
 
@@ -68,15 +68,6 @@ def write(path: Path, content: bytes, previous: Path | None = None) -> None:
             raise OSError(f"{path} could not be written: {error.strerror}") from error
         raise
     _sync(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Makes a folder of a run, which may be there; raises FileError if a link stands in its place."""
-    if path.is_symlink():
-        raise FileError(f"{path} is a link, which would lead out of the run folder: remove it")
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        _sync(path.parent)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:

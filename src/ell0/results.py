@@ -204,14 +204,15 @@ class Results:
     @classmethod
     def load(cls, path: Path | str) -> Results:
         """Reads what `save` wrote; raises FileError if it was altered. Files of before have no SHA-256."""
-        path = Path(path).resolve()
-        raw = files.read(path)
+        raw = files.read(Path(path))
         try:
             whole, content = files.unsealed(raw, _SEAL), dict(json.loads(raw))
             if whole is False or (whole is None and "sha256" in content):
                 raise ValueError("it was altered, its content does not fit the SHA-256 in it")
             content.pop("sha256", None)
             schema, rows = content.pop("schema", 1), content.pop("rows")
+            if not isinstance(rows, list):
+                raise ValueError(f"rows must be a list, got {rows!r}")
             if schema == SCHEMA:
                 return cls(**content, rows=[_read(i, dict(row)) for i, row in enumerate(rows, 1)])
         except KeyError as error:
@@ -227,6 +228,10 @@ def _read(number: int, row: Row) -> Measurement:
         kind, words = _TYPES.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
+    if not all(isinstance(count, int) for count in row.get("decided", {}).values()):
+        raise ValueError(f"decided of row {number} must hold numbers, got {row['decided']!r}")
+    if not all(isinstance(flag, str) for flag in row.get("flags", ())):
+        raise ValueError(f"flags of row {number} must be texts, got {row['flags']!r}")
     return Measurement.of(**row)
 
 

@@ -31,8 +31,7 @@ def save_pretrained(
     """Writes a model with its card, which states the threat model and what was attacked and proven.
 
         checkpoint = ell0.train.load_checkpoint("runs/digits/f4")
-        network = ell0.recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = ell0.recipe.model(checkpoint)
         figures = ell0.results.Results.load("runs/digits/results.json")
         ell0.export.save_pretrained("hub/f4", network, checkpoint.card, results=figures)
 
@@ -49,7 +48,7 @@ def save_pretrained(
     except TypeError as error:
         raise ValueError(f"card must be made of JSON values, got {card!r} ({error})") from error
     if "model" in card:
-        Checkpoint(model.state_dict(), {}).into(recipe.model(card))  # raises if the card is of another model
+        recipe.model(Checkpoint(model.state_dict(), dict(card)))  # raises if the card is of another model
     rows = [] if results is None else [row for row in results.rows if row.what in _SHOWN]
     if "classifier" in card:
         rows = [row for row in rows if row.get("classifier") == card["classifier"]]
@@ -78,8 +77,10 @@ def from_pretrained(name: Path | str, *, model: nn.Module | None = None, revisio
     if model is None and "model" not in config:
         raise ValueError(f"model must be given: the config of {str(name)!r} does not say how to build it")
     tensors, _ = read_tensors((folder / WEIGHTS).resolve(), "download it again", most=sys.maxsize, own=())
-    model = recipe.model(config) if model is None else model
-    Checkpoint(tensors, config).into(model)
+    checkpoint = Checkpoint(tensors, config)
+    if model is None:
+        return recipe.model(checkpoint).eval()
+    checkpoint.into(model)
     return model.eval()
 
 

@@ -283,8 +283,6 @@ def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> No
         _check_home(home, its, resume or its is not recipe)
         for one in its.classifiers:
             own = home / slug(one.name)
-            if own.is_symlink():
-                raise files.FileError(f"{own} is a link, which would lead out of the run folder: remove it")
             if (own / CHECKPOINT).exists():
                 held, card = train.load_checkpoint(own).card, _card(its, one, data)
                 if what := ", ".join(key for key in {**held, **card} if held.get(key) != card.get(key)):
@@ -311,12 +309,21 @@ def _check_home(home: Path, its: Recipe, resume: bool) -> None:
 @contextmanager
 def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
     """Keeps other processes out of a run folder; the lock of a process that dies is released."""
-    files.check_out(home / ".lock")
-    with files.locked(home / ".lock") as free:
+    with ExitStack() as opened:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            free = opened.enter_context(files.locked(home / ".lock"))
+        except OSError as error:
+            raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
         if not free:
             raise BusyError(f"out must be free, but another process is at work in {str(home)!r}")
         _check_home(home, its, resume)  # again: from now on nobody else changes it
-        for folder in (home, home / "verdicts"):
+        files.sweep(home)
+        for folder in (home / "verdicts", *(home / slug(one.name) for one in its.classifiers)):
+            if folder.is_symlink():
+                raise files.FileError(
+                    f"{folder} is a link, which leads out of the run folder: put a folder in its place"
+                )
             files.sweep(folder)
         files.write(home / ".format", _FORMAT)
         files.write(home / "recipe.toml", its.text)

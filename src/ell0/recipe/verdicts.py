@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..files import FileError, make_folder, read_tensors, write_tensors
+from ..files import FileError, read_tensors, write_tensors
 
 CERTIFICATE = "certificate"
 
@@ -80,7 +80,7 @@ def save(path: Path, made_from: str, boxes: Sequence[Verdicts]) -> None:
         "verdict": torch.stack([one.verdict for one in boxes]).to(torch.int16),
         "distance": torch.stack([one.distance for one in boxes]).to(torch.int32),
     }
-    make_folder(path.parent)
+    path.parent.mkdir(exist_ok=True)
     write_tensors(path, tensors, {"made_from": made_from, "names": json.dumps(boxes[0].names)})
 
 

@@ -73,7 +73,7 @@ class Run:
 def read(source: Path) -> Run:
     """Reads a run folder, or a results file."""
     if source.is_file():
-        return Run(Results.load(source))
+        return Run(Results.load(source.resolve()))
     if not (source / "results.json").is_file():
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
     source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."

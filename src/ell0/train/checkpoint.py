@@ -36,8 +36,8 @@ class Checkpoint:
     about: dict[str, Any] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
-    def into(self, model: nn.Module) -> None:
-        """Copies the tensors into a model. Raises ValueError, and changes nothing, if the architecture differs."""
+    def check(self, model: nn.Module) -> None:
+        """Raises ValueError if the tensors do not have the names and shapes of this model's, which may be on meta."""
         own = model.state_dict()
         faults = [f"the model has no {name}" for name in self.tensors if name not in own]
         faults += [f"the checkpoint has no {name}" for name in own if name not in self.tensors]
@@ -47,6 +47,11 @@ class Checkpoint:
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise ValueError(f"the checkpoint must be of this architecture, but {faults[0]}{more}")
+
+    def into(self, model: nn.Module) -> None:
+        """Copies the tensors into a model. Raises ValueError, and changes nothing, if the architecture differs."""
+        self.check(model)
+        own = model.state_dict()
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 own[name].copy_(tensor)
