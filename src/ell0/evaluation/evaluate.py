@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attacks import ATTACKS, AttackResult, declared
+from ..attacks import ATTACKS, AttackResult, declared, sparse_pgd, sparse_rs
 from ..attacks.contract import Victim
 from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
 from ..files import check_out
@@ -70,6 +70,16 @@ def cascade(
     return chosen
 
 
+PRESETS: dict[str, dict[str, AttackFunction]] = {
+    "saa": {
+        "sparse_pgd_unprojected": partial(sparse_pgd, steps=10_000, gradient="unprojected"),
+        "sparse_pgd_projected": partial(sparse_pgd, steps=10_000, gradient="projected"),
+        "sparse_rs": partial(sparse_rs, queries=10_000),
+    }
+}
+"""Attacks that the literature reports together. saa: Sparse-AutoAttack [Zhong24], reported on CIFAR-10 at 20 pixels."""
+
+
 def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None) -> dict[str, Entry]:
     if attacks is not None and (isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks)):
         raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
@@ -95,6 +105,7 @@ def evaluate(
     ball: L0Ball | None = None,
     attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None = None,
     *,
+    preset: str | None = None,
     budgets: Collection[int] | None = None,
     batch: int = 512,
     seed: int = 0,
@@ -121,6 +132,8 @@ def evaluate(
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
             is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`, its black-box attacks if the model has
             no gradient; other white-box attacks then raise.
+        preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
+            queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
         batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
@@ -136,6 +149,11 @@ def evaluate(
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
     """
+    if preset is not None:
+        if attacks is not None or preset not in PRESETS:
+            known = ", ".join(map(repr, PRESETS))
+            raise ValueError(f"preset must be {known}, without attacks, got {preset!r}{did_you_mean(preset, PRESETS)}")
+        attacks = PRESETS[preset]
     entries = _entries(attacks)
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
