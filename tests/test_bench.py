@@ -23,6 +23,7 @@ import attacks
 import certify
 import layer
 import measure
+import tables
 import train
 from ell0 import models, ops
 from ell0.ops import reference
@@ -372,3 +373,23 @@ def test_make_runs_the_benchmarks_and_then_writes_the_docs(reference: str, tmp_p
         assert (tables, figures) == (["tools/tables.py"], ["tools/figures.py"])
     with pytest.raises(FileNotFoundError, match="run `ell0 data get mnist"):
         Run(root=tmp_path, require_mnist=True).images()
+
+
+def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of 80 malware rows and more harmless ones as many are drawn; 16 of 20 features tell them apart."""
+    draw = np.random.default_rng(0)
+    y = np.arange(260) < 80
+    x = draw.random((260, 20)) < np.where(np.arange(20) < 16, 0.15 + 0.7 * y[:, None], 0.5)
+    np.savez(tmp_path / "some.npz", X=np.packbits(x, axis=1), d=20, y=y.astype(int))
+    monkeypatch.setattr(tables, "LINEAR", ((2, 1),))
+    monkeypatch.setattr(tables, "VOTES", ((5, 1), (10, 2)))
+    monkeypatch.setattr(tables, "TRAINING", replace(tables.TRAINING, epochs=8, batch=32))
+    results = tables.benchmark(Run(), data=tmp_path / "some.npz")
+    assert results.name == "votes-some"
+    for name in (tables.OURS, tables.VOTE):
+        shares = [row.value for row in results.select(classifier=name, n=32)]
+        assert len(shares) == 6  # clean, four budgets, the median
+        assert shares[:5] == sorted(shares[:5], reverse=True)
+        assert shares[0] > 0.8
+        assert results.find(classifier=name, what="certified_radius").value >= 1
+    assert results.find(what="certified_radius", classifier=tables.VOTE)["parts"] in (5, 10)
