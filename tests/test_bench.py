@@ -21,13 +21,13 @@ from torch import Tensor
 
 import attacks
 import certify
+import groups
 import layer
 import measure
-import tables
 import train
 from ell0 import models, ops
 from ell0.ops import reference
-from ell0.results import Results
+from ell0.results import OURS, Results
 from ell0.train import PAPER_MNIST
 from ell0.train.stepper import Stepper
 from measure import Run
@@ -381,15 +381,15 @@ def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path
     y = np.arange(260) < 80
     x = draw.random((260, 20)) < np.where(np.arange(20) < 16, 0.15 + 0.7 * y[:, None], 0.5)
     np.savez(tmp_path / "some.npz", X=np.packbits(x, axis=1), d=20, y=y.astype(int))
-    monkeypatch.setattr(tables, "LINEAR", ((2, 1),))
-    monkeypatch.setattr(tables, "VOTES", ((5, 1), (10, 2)))
-    monkeypatch.setattr(tables, "TRAINING", replace(tables.TRAINING, epochs=8, batch=32))
-    results = tables.benchmark(Run(), data=tmp_path / "some.npz")
+    monkeypatch.setattr(groups, "LINEAR", ((2, 1),))
+    monkeypatch.setattr(groups, "VOTES", ((5, 1), (10, 2)))
+    monkeypatch.setattr(groups, "TRAINING", replace(groups.TRAINING, epochs=8, batch=32))
+    results = groups.benchmark(Run(), data=tmp_path / "some.npz")
     assert results.name == "votes-some"
-    for name in (tables.OURS, tables.VOTE):
+    for name in (OURS, groups.VOTE):
         shares = [row.value for row in results.select(classifier=name, n=32)]
         assert len(shares) == 6  # clean, four budgets, the median
         assert shares[:5] == sorted(shares[:5], reverse=True)
         assert shares[0] > 0.8
         assert results.find(classifier=name, what="certified_radius").value >= 1
-    assert results.find(what="certified_radius", classifier=tables.VOTE)["parts"] in (5, 10)
+    assert results.find(what="certified_radius", classifier=groups.VOTE)["parts"] in (5, 10)

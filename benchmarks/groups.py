@@ -1,6 +1,6 @@
 """Compare votes over groups of features with a truncated linear classifier, on a table of programs.
 
-python benchmarks/tables.py --data drebin215.npz --out results/votes-drebin215.json
+python benchmarks/groups.py --data drebin215.npz --out results/votes-drebin215.json
 """
 
 from __future__ import annotations
