@@ -26,6 +26,7 @@ import layer
 import measure
 import train
 from ell0 import models, ops
+from ell0.certify import rules
 from ell0.ops import reference
 from ell0.results import OURS, Results
 from ell0.train import PAPER_MNIST
@@ -137,6 +138,31 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
         assert row["median_radius"] > 0  # a network that certifies nothing is certified in no time
     for bound in ("exact", "quick"):
         assert results.find(what=f"step, {bound} bound", to="plain step", mode="eager")["value"] > 0
+
+
+def test_votes_are_timed_against_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "VOTES", (("mlp", 8, (4, 4), 10), ("cnn", 8, (4, 4), 3), ("cnn", 12, (6, 6), 3)))
+    monkeypatch.setitem(certify.SIZES["cpu"], "cnn", {"widths": (4,), "blocks": 1})
+    results = certify.benchmark(Run(), votes=True, images=1, rounds=1)
+    ratios = results.select(what="votes", to="passes", n=1)
+    assert [(row["network"], row["parts"], row["images"]) for row in ratios] == [
+        ("mlp", 16, 16), ("cnn", 16, 8), ("cnn", 36, 8)
+    ]  # fmt: skip
+    assert all(row.value > 1 for row in ratios)
+    assert [row["side"] for row in results.select(what="growth")] == [8, 12]
+
+
+def test_wrong_radii_are_not_timed() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, 40, 3) + torch.tensor([1.5, 0.0, 0.0])
+    y = torch.zeros(6, dtype=torch.int64)
+    reached = torch.ones(6, 40, dtype=torch.bool)
+    found = rules.radii(logits.double(), y, reached, "duel", 0.5, 0.0, 0.0)
+    assert int(found.min()) > 0
+    certify.check_radii(logits, y, 0.5, found)
+    for wrong in (1, -2):
+        with pytest.raises(AssertionError, match="or one less, by rounding"):
+            certify.check_radii(logits, y, 0.5, found + wrong)
 
 
 AUTHORS = """
