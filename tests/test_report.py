@@ -254,7 +254,10 @@ def test_sources_and_out_must_be_what_they_are(run: Path, tmp_path: Path) -> Non
         report.write([run], tmp_path)
 
 
-BROKEN = {"results.json": "results file", "recipe.toml": "recipe", "f0/log.jsonl": "log", "gallery.npz": "gallery"}
+BROKEN = {
+    "results.json": "is not a results file", "recipe.toml": "is not a recipe", "f0/log.jsonl": "is not a log",
+    "gallery.safetensors": "is altered",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kind"), BROKEN.items())
@@ -263,7 +266,7 @@ def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, n
     out = tmp_path / "page.html"
     out.write_text("as it was")
     (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken\n")
-    with pytest.raises(ValueError, match=re.escape(f"{copy / name} is not a {kind}")):
+    with pytest.raises(ValueError, match=re.escape(f"{copy / name} {kind}")):
         report.write([copy], out)
     assert out.read_text() == "as it was"
 

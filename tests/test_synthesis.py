@@ -243,9 +243,7 @@ def test_a_recipe_trains_it_on_its_own_objective(tmp_path: Path) -> None:
     results = Results.load(ran / "results.json")
     assert results.find(what="clean_accuracy", classifier="F(0)").value > 0.8
     assert results.find(what="robust_accuracy", classifier="F(0)", budget=2, queries=8, attack="sparse_rs")
-    checkpoint = load_checkpoint(ran / "f0")
-    network = recipe.model(checkpoint.card)
-    checkpoint.into(network)
+    network = recipe.model(load_checkpoint(ran / "f0"))
     assert isinstance(network, AnalysisBySynthesis)
     assert (network.samples, network.in_shape) == (20, (1, 4, 4))
     edited(path, "[classifier.training]\nepochs = 3", "[classifier.training]\ntrades = { budget = 1 }\nepochs = 3")

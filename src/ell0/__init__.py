@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .nn import truncate
     from .ops import truncated_linear
     from .threat import L0Ball
+    from .wrapping import wrap
 
     __version__: str
 
@@ -37,6 +38,7 @@ __all__ = [
     "train",
     "truncate",
     "truncated_linear",
+    "wrap",
 ]
 
 _HOME = {
@@ -45,6 +47,7 @@ _HOME = {
     "evaluate": "evaluation",
     "truncate": "nn",
     "truncated_linear": "ops",
+    "wrap": "wrapping",
 }
 
 if not TYPE_CHECKING:

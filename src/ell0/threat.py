@@ -69,7 +69,11 @@ class L0Ball:
 
         For a table whose columns have ranges of their own: ``L0Ball(budget, low=x.amin(0), high=x.amax(0))``.
         """
-        numbers = torch.as_tensor(x)
+        try:
+            numbers = torch.as_tensor(x)
+        except (TypeError, ValueError, RuntimeError) as error:
+            rule = "x must be a tensor or an array for its range to be a box; otherwise give low and high"
+            raise ValueError(f"{rule}, got {describe(x)}") from error
         if not numbers.numel() or not numbers.isfinite().all():
             raise ValueError(f"x must be finite numbers, at least one, for their range to be a box, got {describe(x)}")
         return cls(budget, unit, float(numbers.min()), float(numbers.max()), mutable)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import BoxOptions, Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress
+from .options import BoxOptions, Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +59,9 @@ def certify(
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count, check_out
+    from ..common import check_count
     from ..evaluation import cascade
+    from ..files import check_out
     from ..parallel import together
     from ..threat import L0Ball
     from .model import load, save_arrays
@@ -104,7 +105,7 @@ def certify(
             return 0
         if broken := [words for rank, one in enumerate(tried) for words in _broken(one, rank, team.size, radii)]:
             failed = f"{len(broken)} certificates do not hold, so nothing is shown as proven; please report this:"
-            print(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
+            tell(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
             return BROKEN
         cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
@@ -133,8 +134,8 @@ def _show(ball: L0Ball, results: Results) -> None:
     for row in results.rows:
         if row.what == "certified_accuracy":
             changed = str(replace(ball, budget=row["budget"])) if row["budget"] else "clean"
-            print(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
+            tell(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
         elif row.what == "certified_radius":
-            print(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
+            tell(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
         else:
-            print(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")
+            tell(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
-from ..common import check_out, device_of, digest, write_whole
+from ..common import device_of, digest
+from ..files import check_out, write
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint
+from ..wrapping import wrap
 from .options import RowOptions, WorkOptions, command_words, say_written
 
 
@@ -69,7 +71,7 @@ def save_arrays(path: Path, quiet: bool, **arrays: Any) -> None:
     """Writes an npz file whole."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
-    write_whole(path, file.getvalue())
+    write(path, file.getvalue())
     say_written(path, quiet)
 
 
@@ -125,11 +127,9 @@ def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Ten
     if "model" not in checkpoint.card:
         raise ValueError(f"{path} does not name its model: give package.module:name as model, and --weights {words}")
     try:
-        network = recipe.model(checkpoint.card, allow_code=subject.allow_code)
+        return recipe.model(checkpoint, allow_code=subject.allow_code), checkpoint.card
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    checkpoint.into(network)
-    return network, checkpoint.card
 
 
 def _own(words: str) -> Callable[[Tensor], Tensor]:
@@ -137,9 +137,13 @@ def _own(words: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     found = recipe.imported(words)
     model = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if not callable(model):
-        raise ValueError(f"model must name a model or a function that returns one, got {words!r}: {model!r}")
-    return cast(Callable[[Tensor], Tensor], model)
+    if callable(model):
+        return cast(Callable[[Tensor], Tensor], model)
+    try:
+        return wrap(model)
+    except ValueError as error:
+        rule = "model must name a model or a function that returns one"
+        raise ValueError(f"{rule}, got {words!r}: {model!r}") from error
 
 
 def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 from torch import nn
 
 from .. import recipe
-from ..common import check_out, write_whole
+from ..files import check_out, read, read_tensors, write, write_tensors
 from ..results import Measurement, Results
 from ..train import Checkpoint
-from ..train.safetensors_format import encode, read
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _SHOWN = {"clean_accuracy": "clean", "robust_accuracy": "attacked", "certified_accuracy": "proven"}
@@ -31,8 +31,7 @@ def save_pretrained(
     """Writes a model with its card, which states the threat model and what was attacked and proven.
 
         checkpoint = ell0.train.load_checkpoint("runs/digits/f4")
-        network = ell0.recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = ell0.recipe.model(checkpoint)
         figures = ell0.results.Results.load("runs/digits/results.json")
         ell0.export.save_pretrained("hub/f4", network, checkpoint.card, results=figures)
 
@@ -49,14 +48,14 @@ def save_pretrained(
     except TypeError as error:
         raise ValueError(f"card must be made of JSON values, got {card!r} ({error})") from error
     if "model" in card:
-        Checkpoint(model.state_dict(), {}).into(recipe.model(card))  # raises if the card is of another model
+        recipe.model(Checkpoint(model.state_dict(), dict(card)))  # raises if the card is of another model
     rows = [] if results is None else [row for row in results.rows if row.what in _SHOWN]
     if "classifier" in card:
         rows = [row for row in rows if row.get("classifier") == card["classifier"]]
     text = "\n".join(_card(folder.name, model, card, rows, results)) + "\n"
-    write_whole(folder / WEIGHTS, encode(model.state_dict(), {"format": "pt"}))
-    write_whole(folder / CARD, text.encode())
-    write_whole(folder / CONFIG, config.encode())
+    write_tensors(folder / WEIGHTS, model.state_dict(), {"format": "pt"})
+    write(folder / CARD, text.encode())
+    write(folder / CONFIG, config.encode())
     return folder
 
 
@@ -72,13 +71,16 @@ def from_pretrained(name: Path | str, *, model: nn.Module | None = None, revisio
     if not folder.is_dir():
         folder = _downloaded(str(name), revision)
     try:
-        config = dict(json.loads((folder / CONFIG).read_text()))
+        config = dict(json.loads(read((folder / CONFIG).resolve())))
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"name must be a folder of save_pretrained, got {str(name)!r} ({error})") from error
     if model is None and "model" not in config:
         raise ValueError(f"model must be given: the config of {str(name)!r} does not say how to build it")
-    model = recipe.model(config) if model is None else model
-    Checkpoint(read(folder / WEIGHTS)[0], config).into(model)
+    tensors, _ = read_tensors((folder / WEIGHTS).resolve(), "download it again", most=sys.maxsize, own=())
+    checkpoint = Checkpoint(tensors, config)
+    if model is None:
+        return recipe.model(checkpoint).eval()
+    checkpoint.into(model)
     return model.eval()
 
 

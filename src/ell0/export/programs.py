@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..common import check_out, write_whole
+from ..files import check_out, write
 from ..ops.blocked import thresholds
 from ..ops.reference import products
 from ..threat import describe
@@ -37,7 +37,7 @@ def save_onnx(path: Path | str, model: nn.Module, x: Tensor) -> Path:
         plain = program.run_decompositions(table)
         made = torch.onnx.export(plain, dynamo=True, verbose=False, input_names=["x"], output_names=["logits"])
     assert made is not None
-    write_whole(path, made.model_proto.SerializeToString())
+    write(path, made.model_proto.SerializeToString())
     return path
 
 
@@ -49,7 +49,7 @@ def save_program(path: Path | str, model: nn.Module, x: Tensor) -> Path:
     """
     path, content = Path(path), io.BytesIO()
     torch.export.save(_program(path, model, x), content)
-    write_whole(path, content.getvalue())
+    write(path, content.getvalue())
     return path
 
 

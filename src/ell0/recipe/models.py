@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import certify, models
 from ..common import did_you_mean
@@ -21,6 +25,7 @@ from ..data import DataSet
 from ..nn import InputClamp, InputScale
 from ..part_networks import PartCNN, PartMLP, PartTransformer
 from ..synthesis import AnalysisBySynthesis
+from ..train import Checkpoint
 from .toml import FLAG, NUMBER, TEXT, Kind, TomlTable, choice, many, named, whole
 
 Make = Callable[..., nn.Module]
@@ -170,7 +175,7 @@ def fitted(
             raise ValueError("normalise must be false for the rows of an npz file, whose mean is not known")
         full["normalise"] = data.mean, data.deviation
     # The base of an ablation sees twice the channels.
-    seen = (2 * shape[0], *shape[1:]) if arguments["name"] == "ablation" else shape
+    seen = (2 * shape[0], *shape[1:]) if arguments.get("name") == "ablation" else shape
     return full | ({"base": fitted(arguments["base"], seen, classes)} if "base" in arguments else {})
 
 
@@ -213,19 +218,37 @@ def _own(words: str, given: Mapping[str, Any]) -> nn.Module:
     return made
 
 
-def model(card: Mapping[str, Any], *, allow_code: bool = False) -> nn.Module:
-    """The model that the card of a checkpoint names, its weights not yet those of the checkpoint.
+def model(checkpoint: Checkpoint, *, allow_code: bool = False) -> nn.Module:
+    """The model that the card of a checkpoint names, with its weights; no memory is taken before the shapes fit.
+
+        network = ell0.recipe.model(ell0.train.load_checkpoint("runs/mnist-f10/f10"))
 
     allow_code: also run code that the card names, which may do anything.
-
-    checkpoint = ell0.train.load_checkpoint("runs/mnist-f10/f10")
-    network = ell0.recipe.model(checkpoint.card)
-    checkpoint.into(network)
     """
-    check_allowed([card["model"]["python"]] if "python" in (card.get("model") or ()) else [], allow_code)
+    words: Any = checkpoint.card.get("model")
+    check_allowed([words["python"]] if "python" in (words or ()) else [], allow_code)
     try:
-        return build(card["model"], seed=0)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"card must name a model that a recipe can build, got {card.get('model')!r} ({error!r})"
-        ) from error
+        with _at_most(100 + 4 * len(checkpoint.tensors)):
+            shapes = build(words)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"card must name a model that a recipe can build, got {words!r} ({error!r})") from error
+    checkpoint.check(shapes)
+    network = build(words, seed=0)
+    checkpoint.into(network)
+    return network
+
+
+@contextmanager
+def _at_most(parameters: int) -> Iterator[None]:
+    """Raises ValueError where this thread registers more parameters: a card may ask for a billion layers."""
+    count, thread = itertools.count(1), threading.get_ident()
+
+    def registered(*_: object) -> None:
+        if threading.get_ident() == thread and next(count) > parameters:
+            raise ValueError("it has far more parameters than the checkpoint")
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()

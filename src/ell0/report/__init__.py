@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common import write_whole
+from ..files import write as write_file
 from ..results import CLEAN
 from .charts import TEMPLATES, legend_mark
 from .comparison import comparison
@@ -23,8 +23,8 @@ Source = Path | str | Run
 def page(sources: Sequence[Source]) -> str:
     """The page of some run folders or results files: of several their comparison, then each in turn.
 
-    A run folder gives its results.json and, where they are there, recipe.toml, gallery.npz and the log.jsonl of each
-    classifier, also of the runs it uses; a results file gives its rows.
+    A run folder gives its results.json and, where they are there, recipe.toml, gallery.safetensors and the log.jsonl of
+    each classifier, also of the runs it uses; a results file gives its rows.
     """
     shared = {"CLEAN": CLEAN, "INFERRED": INFERRED, "duration": duration, "legend_mark": legend_mark, "number": number}
     runs = _runs(sources)
@@ -61,5 +61,5 @@ def write(sources: Sequence[Source], out: Path | str) -> Path:
         raise ValueError(f"out must be a file, got the folder {str(out)!r}")
     text = page(sources)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, text.encode())
+    write_file(out, text.encode())
     return out
