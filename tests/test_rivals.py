@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from ell0 import L0Ball, certify, data, evaluate, train
 from ell0.attacks import sparse_rs
 from ell0.certify.ablation import RandomisedAblation, VotePrecision, changed_share, votes_needed
-from ell0.certify.partition import PartitionEnsemble, run_off, run_off_radius
+from ell0.certify.rules import run_off, run_off_radius
+from ell0.certify.votes import PartitionEnsemble
 
 few = settings(max_examples=settings().max_examples // 8)
 VALUES = (-1.0, 0.5, 2.0**20)
@@ -237,8 +238,8 @@ def lasts(parts: list[list[float]], sayings: list[list[float]]) -> int:
 def test_a_vote_is_never_certified_beyond_brute_force(logits: Tensor) -> None:
     """A part in the attacker's hands may put the classes in any order."""
     parts = logits.tolist()
-    assert run_off(logits.unsqueeze(1)).argmax(1).tolist() == [winner(parts)]
-    radius = int(run_off_radius(logits.unsqueeze(1), torch.tensor([winner(parts)])))
+    assert run_off(logits.unsqueeze(0)).argmax(1).tolist() == [winner(parts)]
+    radius = int(run_off_radius(logits.unsqueeze(0), torch.tensor([winner(parts)])))
     true = lasts(parts, [list(map(float, order)) for order in permutations(range(logits.shape[1]))])
     assert 0 <= radius <= true
     if logits.shape[1] == 2:
@@ -253,7 +254,7 @@ def test_a_run_off_is_certified_no_further_than_rivals_of_the_winner_let_it() ->
     def check(logits: Tensor) -> None:
         parts = logits.tolist()
         y = winner(parts)
-        radius = int(run_off_radius(logits.unsqueeze(1), torch.tensor([y])))
+        radius = int(run_off_radius(logits.unsqueeze(0), torch.tensor([y])))
         orders = permutations(range(1, logits.shape[1]))
         true = lasts(parts, [[*map(float, order[:y]), 0.0, *map(float, order[y:])] for order in orders])
         assert 0 <= radius <= true
@@ -281,9 +282,9 @@ def test_an_ensemble_radius_holds_for_every_attacked_image(seed: int, parts: int
 def test_a_part_sees_its_pixels_alone_in_all_colours() -> None:
     ensemble = PartitionEnsemble((3, 2, 4), 4, hidden=(5,)).eval()
     x = torch.rand(2, 3, 2, 4, generator=seeded(0))
-    before = ensemble.logits(x)
+    before = ensemble.part_logits(x)
     x.flatten(2)[:, :, 5] = math.inf
-    moved = (ensemble.logits(x) != before).flatten(1).any(1)
+    moved = (ensemble.part_logits(x) != before).any(2).any(0)
     assert moved.tolist() == [False, True, False, False]
 
 
@@ -293,14 +294,17 @@ def test_the_training_loss_is_the_mean_of_the_parts(sure: float) -> None:
     ensemble = PartitionEnsemble((9,), 4, hidden=(6,), classes=3).double().train()
     x, y = sure * torch.randn(5, 9).double(), torch.tensor([0, 1, 2, 1, 0])
     weights = list(ensemble.parameters())
-    losses = F.cross_entropy(ensemble(x), y), F.cross_entropy(ensemble.logits(x).flatten(0, 1), y.repeat(4))
+    losses = (
+        F.cross_entropy(ensemble(x), y),
+        F.cross_entropy(ensemble.part_logits(x).flatten(0, 1), y.repeat_interleave(4)),
+    )
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*(torch.autograd.grad(loss, weights) for loss in losses))
 
 
 def test_the_training_loss_stays_finite_where_all_parts_are_certain() -> None:
     ensemble = PartitionEnsemble((9,), 3, hidden=(), classes=2).train()
-    ensemble.logits = lambda x: (x[:, :2] * 1e4).expand(3, -1, -1)  # type: ignore[method-assign]
+    ensemble.part_logits = lambda x: (x[:, None, :2] * 1e4).expand(-1, 3, -1)  # type: ignore[method-assign]
     x = torch.tensor([[1.0, -1.0]], requires_grad=True)
     loss = F.cross_entropy(ensemble(x), torch.tensor([0]))
     loss.backward()
@@ -352,7 +356,7 @@ def test_bad_input_is_named() -> None:
         (lambda: RandomisedAblation(sentinel(), 3, confidence=1), r"confidence must lie in \(0, 1\), got 1"),
         (lambda: RandomisedAblation(sentinel(), 3, precision=cast(Any, "tf32")), 'must be "fp32" or "bf16", got'),
         (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be int64 of shape"),
-        (lambda: ablation.radius(coloured, y), 'unit must be "pixel", of which a vote sees all channels'),
+        (lambda: ablation.radius(coloured, y), 'unit must be "pixel", of which a copy sees all channels'),
         (lambda: PartitionEnsemble((1, 2, 3), 3).radius(x, y), "model must be in eval mode"),
         (lambda: ensemble.radius(torch.zeros(2, 7), y), r"x must have shape \(n, 1, 2, 3\)"),
         (lambda: ensemble.radius(x, y + 10), r"y must lie in \[0, 10\), got 10 to 10"),

@@ -5,16 +5,21 @@ from .certificates import accuracy, bounds, certifier, margins, radius, rows
 from .certifier import Certifier
 from .challenge import Challenge, challenge
 from .objective import Objective
-from .partition import PartitionEnsemble
+from .partition import Partition
 from .propagate import Method
+from .rules import Rule
+from .votes import PartitionEnsemble, PartVote
 
 __all__ = [
     "Certifier",
     "Challenge",
     "Method",
     "Objective",
+    "PartVote",
+    "Partition",
     "PartitionEnsemble",
     "RandomisedAblation",
+    "Rule",
     "VotePrecision",
     "accuracy",
     "bounds",

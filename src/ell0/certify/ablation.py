@@ -18,7 +18,8 @@ from ..common import check_count
 from ..nn import folded
 from ..threat import L0Ball
 from .certifier import Certifier, Preparation
-from .partition import check_votes, tally
+from .rules import tally
+from .votes import check_votes
 
 VotePrecision = Literal["fp32", "bf16"]
 
@@ -91,7 +92,9 @@ class RandomisedAblation(nn.Module, Certifier):
         return max(0, int((self._needed(x) <= self.samples).sum()) - 1)
 
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
-        check_votes(self, x, ball)
+        check_votes(self, x)
+        if ball.unit != "pixel" and x.ndim == 4 and x.shape[1] > 1:
+            raise ValueError(f'unit must be "pixel", of which a copy sees all channels, got "{ball.unit}"')
         copies = check_count("batch", (16384 if x.is_cuda else 512) if batch is None else batch)
         needed = self._needed(x)
         first = torch.zeros(1, dtype=torch.int64, device=x.device)

@@ -97,16 +97,7 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
 
 def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:
     """Below and above each logit, anywhere in the ball: two ``(n, classes)`` float64. The rest as for `radius`."""
-    bounder, reach, classes = NetworkBounds(model, method).read(x, ball)
-    goals = torch.eye(classes, dtype=torch.float64, device=x.device)
-    found = []
-    for at in torch.arange(len(x), device=x.device).split(min(BATCH, bounder.room(classes))):
-        budgets, each = torch.full_like(at, ball.budget).unsqueeze(1), goals.expand(len(at), -1, -1)
-        with torch.no_grad():
-            both = (bounder.at(reach[at], budgets, sign * each, method) for sign in (1, -1))
-            found.append([(bound - slack).squeeze(1) for bound, slack in both])
-    lower, negative = (torch.cat(part) for part in zip(*found, strict=True))
-    return lower, -negative
+    return certifier(model, method).bounds(x, ball)
 
 
 def margins(
@@ -152,6 +143,18 @@ class NetworkBounds(Certifier):
 
         batch = check_count("batch", BATCH if batch is None else batch)
         return Preparation(classes, min(batch, bounder.room(max(classes, min(ball.budget, SWEEP)))), radii)
+
+    def bounds(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, Tensor]:
+        bounder, reach, classes = self.read(x, ball)
+        goals = torch.eye(classes, dtype=torch.float64, device=x.device)
+        found = []
+        for at in torch.arange(len(x), device=x.device).split(min(BATCH, bounder.room(classes))):
+            budgets, each = torch.full_like(at, ball.budget).unsqueeze(1), goals.expand(len(at), -1, -1)
+            with torch.no_grad():
+                both = (bounder.at(reach[at], budgets, sign * each, self.method) for sign in (1, -1))
+                found.append([(bound - slack).squeeze(1) for bound, slack in both])
+        lower, negative = (torch.cat(part) for part in zip(*found, strict=True))
+        return lower, -negative
 
     def read(self, x: Tensor, ball: L0Ball) -> tuple[Bounder, Reachable, int]:
         """What makes bounds, what the attacker can reach, and the number of classes; raises as `prepare`."""

@@ -36,10 +36,12 @@ class Certifier(ABC):
 
     forwards: forward passes of a network for one certified answer; None for bounds, which are no forward passes.
     confidence: the probability with which the radius of a row holds; None if it always does.
+    rounding: how far off a logit may be, as was allowed when rows were last certified; None where it is not measured.
     """
 
     forwards: int | None = None
     confidence: float | None = None
+    rounding: float | None = None
 
     @abstractmethod
     def limit(self, x: Tensor, ball: L0Ball) -> int:
@@ -48,6 +50,10 @@ class Certifier(ABC):
     @abstractmethod
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:
         """Raises as `check`.  draws: of the rows.  batch: as for `radius`."""
+
+    def bounds(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Below and above each score, anywhere in the ball: two ``(n, classes)`` float64."""
+        raise ValueError(f"model must be one whose scores have bounds, got {type(self).__name__}")
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
         """Raises ValueError if no certificate exists for these rows within this ball, its budget included."""

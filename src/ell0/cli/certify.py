@@ -99,7 +99,7 @@ def certify(
             failed = f"{len(broken)} certificates do not hold, so nothing is shown as proven; please report this:"
             print(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
             return BROKEN
-        cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+        cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
         about |= {"classifier": loaded.classifier, "unit": subject.unit, "beta": beta}
         asked = budgets or [budget for budget in BUDGETS if budget <= most]

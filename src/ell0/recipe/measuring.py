@@ -105,7 +105,7 @@ def _certified(task: Task, subject: Subject) -> Measured:
     rows = torch.arange(len(subject.x), device=subject.x.device)
     radii = subject.team.by_row(radius, subject.x, subject.y, rows)
     identity = {key: value for key, value in task.row.items() if key != "what"}
-    cost = {"forwards": certifier.forwards, "confidence": certifier.confidence}
+    cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
     beside = {key: value for key, value in cost.items() if value is not None}
     *shares, median = certify.rows(radii, task.budgets, **identity, beside=beside)
     verdicts = Verdicts.certificate(task.row.get("beta", math.inf), radii)
