@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
-from ell0.certify import PartitionEnsemble, RandomisedAblation
+from ell0.certify import Partition, PartitionEnsemble, PartVote, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
+from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.synthesis import AnalysisBySynthesis, ClassBounds
 from ell0.train import Trades, TrainConfig, fit
 from ell0.train.rows import AUGMENTS
@@ -229,6 +230,37 @@ def check_votes() -> None:
     assert len(losses) == 3, losses
 
 
+def check_part_networks() -> None:
+    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns."""
+    (x, y), partition = images(640), Partition.strides((3, 32, 32), (8, 8))
+    kinds: dict[Any, dict[str, Any]] = {
+        PartMLP: {"width": 128, "depth": 2, "dropout": 0.0},
+        PartCNN: {"widths": (16, 32), "blocks": 1, "pool": "learned"},
+        PartTransformer: {"width": 32, "depth": 2, "dropout": 0.0},
+    }
+    config = replace(CONFIG, epochs=4, rates=(0.003,), optimizer="adamw", weight_decay=0.05, ema=0.9)
+    objective = certify.VoteObjective(5, budget_ramp=(0.1, 0.9))
+    for kind, settings in kinds.items():
+        networks = []
+        for graph in (False, True):
+            torch.manual_seed(0)
+            networks.append(PartVote(kind(partition.part_shape, 64, **settings), partition).cuda())
+            with torch.backends.cudnn.flags(deterministic=True):
+                fit(networks[-1], (x, y), replace(config, graph=graph), objective=objective)
+        # Not the weights: Adam makes whole steps of the roundings of a gradient that is 0, as of the keys' bias.
+        with torch.no_grad():
+            one, other = (model.eval().part_logits(x[:200].cuda()) for model in networks)
+        assert (one - other).abs().mean() < 0.02 * one.std(), (one, other)
+        eager = Stepper(networks[0].train(), replace(config, precision="bf16"), batch_loss=objective.at(3, 4))
+        batch = x[:64].cuda(), y[:64].cuda()
+        eager.step(*batch)
+        waits_for_nothing(partial(eager.step, *batch))
+        model = PartVote(kind(partition.part_shape, 64, **settings), partition, mirrored=True).cuda()
+        how = replace(config, epochs=12, precision="bf16")
+        training = fit(model, (x, y), how, objective=certify.VoteObjective(3), validation=images(200, seed=1))
+        assert (training.epochs[-1].validation_accuracy or 0.0) > 0.3, training.epochs
+
+
 def check_synthesis() -> None:
     """Auto-encoders learn in a graph, of whose steps the images kept for answers follow; answers are the CPU's."""
     x, y = images(640)
@@ -249,6 +281,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "augment": check_augmented_rows,
     "images": check_images,
     "votes": check_votes,
+    "part networks": check_part_networks,
     "synthesis": check_synthesis,
     "trades": check_attack_in_the_step,
 }

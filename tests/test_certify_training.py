@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from certify_cases import Case, attacks, bound, cases, data, few, layers, least_margins, small
+from certify_cases import Case, Watch, attacks, bound, cases, data, few, layers, least_margins, small
 from ell0 import L0Ball, certify
 from ell0.certify.network import Network
 from ell0.certify.reachable import Reachable
@@ -114,19 +113,6 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
         margins = certify.margins(plain, images, y, 2, L0Ball(0, unit, -inf, inf), quick=quick)
         assert torch.equal(found[unit, quick], -margins)
     assert all(not torch.equal(a, b) for a, b in combinations(found.values(), 2))
-
-
-class Watch(TorchDispatchMode):
-    """Notes what a GPU would have to wait for the host for, so that no graph could hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().partition(".")[0] in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"):
-            self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("unit", ["feature", "pixel"])

@@ -217,7 +217,7 @@ def test_checkpoints_that_do_not_fit_are_one_sentence(
     spoiled.write_bytes(spoiled.read_bytes()[:-9])
     for path, said in (
         (other, "1.bias has the shape (8,) in it and (9,) here"),
-        (bare, "card must name a model that a recipe can build"),
+        (bare, f"does not name its model: give package.module:name as model, and --weights {bare}"),
         (unit, "model must take images in [-1, 1]"),
         (out / "f0", "checkpoint.safetensors"),
         (out, f"there are {out / 'f0'}, {out / 'f2'}"),

@@ -107,7 +107,7 @@ def test_figure_1a_attacks_each_classifier_with_its_own_k() -> None:
             "part must be less than rows, which must be gi",
         ),
         ("repeats = 2", "repeats = 2\nover = 'right'", "measure 4: unknown key 'over'"),
-        ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or npz, and not both"),
+        ("validation = true", 'name = "mnist"', "tiny.toml, data: must have name or file, and not both"),
         ("queries = 8\nvalue", "queries = 9\nvalue", "paper 1: must belong to something that is measured"),
         ("value = 0.5", "value = 'half'", "paper 1: value must be a number, got 'half'"),
         ('name = "tiny"', 'name = "../tiny"', "name must be lower-case letters, digits and hyphens, got '../tiny'"),
@@ -138,9 +138,9 @@ def test_an_unknown_recipe_is_named() -> None:
         ("rows = 20", "first = 24", "first must be < 24, the rows of the test split, got 24"),
         ("validation = true", "validation = true\ntrain_rows = 55", "train_rows must be at most the 54 rows"),
         ("k = 2", "k = 8", "k must satisfy 0 <= 2*k < in_features"),
-        ('npz = "tiny.npz"', 'npz = "none.npz"', "none.npz does not exist"),
-        ('npz = "tiny.npz"', 'name = "mnist"', "ell0 data get mnist"),
-        ('npz = "tiny.npz"', 'npz = "tiny.toml"', "tiny.toml must be a .npz file that NumPy wrote"),
+        ('file = "tiny.npz"', 'file = "none.npz"', "none.npz does not exist"),
+        ('file = "tiny.npz"', 'name = "mnist"', "ell0 data get mnist"),
+        ('file = "tiny.npz"', 'file = "tiny.toml"', "tiny.toml must be a .npz file that NumPy wrote"),
     ],
 )
 def test_what_does_not_fit_the_data_is_said_before_any_work(

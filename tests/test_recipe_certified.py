@@ -226,7 +226,7 @@ def test_the_gap_is_that_of_the_rows_attacked() -> None:
     any_value, alone, boxed = part.table.lines
     shown = [(getattr(line[4], "value", line[4]), line[-1]) for line in (any_value, alone, boxed)]
     assert shown == [("75.0\u00a0%", "10.0\u00a0%"), ("\N{EN DASH}",) * 2, ("90.0\u00a0%", "10.0\u00a0%")]
-    (chart,) = part.charts  # the box has one budget alone, no curve
+    *_, chart = part.charts  # the box has one budget alone, no curve
     assert [(line.name, [(p.x, p.y) for p in line.points]) for line in chart.series] == [
         ("certified", [(1, 60.0), (2, 40.0)]),
         ("stands under attack", [(1, 75.0)]),
@@ -245,7 +245,7 @@ def test_the_curves_are_those_of_the_same_rows() -> None:
         (worst, [(1, 70.0), (2, 50.0)], "any value; the 10 rows that were attacked"),
         ([replace(row, n=100) for row in worst], [(1, 90.0), (2, 80.0), (3, 10.0)], "any value"),
     ):
-        (chart,) = certified_section(certified, [], rows, "inputs").charts
+        *_, chart = certified_section(certified, [], rows, "inputs").charts
         proven, attacked = chart.series
         assert chart.note == note
         assert [(p.x, p.y) for p in proven.points] == points
@@ -260,3 +260,25 @@ def test_certificates_of_other_terms_are_lines_of_their_own() -> None:
     assert all(len(line.points) == 2 for chart in part.charts for line in chart.series)
     assert part.table is not None
     assert [line[2] for line in part.table.lines] == [note for note in notes for _ in (1, 2)]
+
+
+def test_the_curve_begins_at_clean_accuracy_and_has_the_published_medians() -> None:
+    sure = {"classifier": "G", "beside": {"confidence": 0.9}}
+    certified = [certified_row(m, 0.9 - m / 10, n=9, **more) for more in ({}, sure) for m in (4, 2)]
+    certified += [certified_row(m, 0.1, beta=1.0) for m in (2, 4)]
+    clean = [Measurement.of("clean_accuracy", value, classifier="F", n=n) for value, n in ((0.4, 3), (0.95, 9))]
+    quoted = [Measurement.of("certified_radius", 7, classifier="A", unit=unit) for unit in ("feature", "pixel")]
+    quoted.append(Measurement.of("clean_accuracy", 0.5, classifier="A"))
+    any_value, boxed = certified_section(certified, [], [], "inputs", clean, quoted).charts
+    lines = {line.name: [(p.x, round(p.y, 9)) for p in line.points] for line in any_value.series}
+    assert lines == {
+        "F": [(0, 95.0), (2, 70.0), (4, 50.0)],
+        "G, with 90.0\u00a0% confidence": [(2, 70.0), (4, 50.0)],
+        "A, published median 7": [(7, 50.0)],
+    }
+    assert [line.published for line in any_value.series] == [False, False, True]
+    assert (any_value.note, any_value.y.label) == ("any value", "certified accuracy")
+    assert [line.name for line in boxed.series] == ["F"]
+    drawing = any_value.drawing()
+    assert len(drawing["lines"]) == 2
+    assert [kind for kind, _, _ in drawing["marks"] if "paper" in kind] == ["c2 d2 paper"]

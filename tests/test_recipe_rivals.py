@@ -33,7 +33,7 @@ name = "rivals"
 summary = "the rivals, small"
 seed = 3
 [data]
-npz = "colours.npz"
+file = "colours.npz"
 [training]
 epochs = 10
 batch = 16

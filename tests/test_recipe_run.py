@@ -162,7 +162,7 @@ def test_killed_processes_go_on_to_the_same_bits(tiny: Path, whole: Path, tmp_pa
 def test_a_recipe_uses_the_classifiers_of_another(tiny: Path, tmp_path: Path) -> None:
     user = tmp_path / "user.toml"
     user.write_text(
-        'name = "user"\nsummary = "a user"\nuse = ["tiny"]\n[data]\nnpz = "tiny.npz"\nvalidation = true\n'
+        'name = "user"\nsummary = "a user"\nuse = ["tiny"]\n[data]\nfile = "tiny.npz"\nvalidation = true\n'
         '[[measure]]\nwhat = "clean_accuracy"\nsplit = "validation"\n'
     )
     out = recipe.run(user, out=tmp_path / "runs" / "user", device="cpu")

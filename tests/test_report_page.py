@@ -98,13 +98,13 @@ def test_what_a_picture_says(run: Path, tmp_path: Path) -> None:
     with np.load(run / "gallery.npz") as file:
         arrays = dict(file)
     np.savez(tmp_path / "gallery.npz", **{**arrays, "f0/said": (arrays["labels"] + 1) % 10})
-    found = run_files.exhibits(tmp_path / "gallery.npz", ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
+    found = run_files.gallery(tmp_path / "gallery.npz", ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
     for (word, (clean, first, _)), label, says in zip(found, arrays["labels"], arrays["f0/says"], strict=True):
         assert (word, clean["says"], first["says"]) == (f"class {label}", f"is class {label}", f"says class {says}")
         assert first["note"] == "wrong when clean"
     np.savez(tmp_path / "gallery.npz", **{**arrays, "f0/adv": arrays["f0/adv"][:, :, :4]})
     with pytest.raises(ValueError, match=r"is not a gallery: F\(0\) has images of shape"):
-        run_files.exhibits(tmp_path / "gallery.npz", ["F(0)", "F(10)"])
+        run_files.gallery(tmp_path / "gallery.npz", ["F(0)", "F(10)"])
 
 
 def test_structure_of_one_run_and_of_several(outline: Outline, run: Path, tmp_path: Path) -> None:

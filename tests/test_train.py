@@ -6,10 +6,10 @@ import copy
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ from ell0 import train
 from ell0.attacks import AttackResult
 from ell0.common import Step
 from ell0.results import Measurement
-from ell0.train import PAPER_CIFAR10, PAPER_MNIST, TrainConfig, fit
-from ell0.train.stepper import GraphStepper, Stepper
+from ell0.train import PAPER_CIFAR10, PAPER_MNIST, TrainConfig, fit, loop
+from ell0.train.config import Optimizer
+from ell0.train.stepper import GraphStepper, Stepper, cross_entropy
 from small_training import ATTACK, CLASSES, CONFIG, network, read_log, rows, same
 
 
@@ -52,6 +53,7 @@ def test_cosine_rises_and_falls_to_nothing() -> None:
         ({"attack_batch": 0}, "attack_batch must be an int >= 1, got 0"),
         ({"rates": (0.1, float("nan"))}, "rates must be a tuple of at least one number >= 0, got (0.1, nan)"),
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
+        ({"ema": 1.0}, "ema must lie in [0, 1), got 1.0"),
         ({"weight_decay": -1}, "weight_decay must be a number >= 0, got -1"),
         ({"schedule": "linear"}, "schedule must be one of 'steps', 'cosine', got 'linear'"),
         ({"attack_precision": ""}, "attack_precision must be one of 'fp32', 'tf32', 'bf16', got ''"),
@@ -66,20 +68,44 @@ def test_a_wrong_config_is_refused(wrong: dict[str, Any], message: str) -> None:
         TrainConfig(**wrong)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_steps_are_those_of_torch(optimizer: Literal["sgd", "adam"]) -> None:
+class Embedded(nn.Module):
+    """All kinds of parameters: of linear layers, a norm and an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(12, 8), nn.BatchNorm1d(12), nn.Linear(8, CLASSES)
+        self.place = nn.Embedding(2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(self.norm(x)).relu() + self.place((x[:, 0] > 0).long()))
+        return out
+
+
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+def test_steps_are_those_of_torch(optimizer: Optimizer) -> None:
     """The fused kernels with a rate that changes, against torch's plain loop."""
-    config = TrainConfig(optimizer=optimizer, momentum=0.8, weight_decay=0.01)
-    stepper, plain = Stepper(network(), config), network()
-    make: Callable[..., torch.optim.Optimizer] = (
-        partial(torch.optim.SGD, momentum=0.8) if optimizer == "sgd" else partial(torch.optim.Adam, betas=(0.8, 0.999))
-    )
-    reference = make(plain.parameters(), lr=1.0, weight_decay=0.01, foreach=False)
+    config = TrainConfig(optimizer=optimizer, momentum=0.8, weight_decay=0.3)
+    stepper, plain = Stepper(Embedded(), config), Embedded()
+    makes: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": partial(torch.optim.SGD, momentum=0.8),
+        "adam": partial(torch.optim.Adam, betas=(0.8, 0.999)),
+        "adamw": partial(torch.optim.AdamW, betas=(0.8, 0.999)),
+    }
+    groups = [
+        {
+            "params": [each],
+            "weight_decay": 0.3 if optimizer != "adamw" or name in ("first.weight", "last.weight") else 0,
+        }
+        for name, each in plain.named_parameters()
+    ]
+    reference = makes[optimizer](groups, lr=1.0, foreach=False)
     losses, right = 0.0, 0
     for i, rate in enumerate((0.1, 0.05, 0.2)):
         x, y = rows(20, seed=i)
         stepper.rate.fill_(rate)
-        reference.param_groups[0]["lr"] = rate
+        for group in reference.param_groups:
+            group["lr"] = rate
         logits = plain(x)
         loss = F.cross_entropy(logits, y)
         reference.zero_grad()
@@ -94,9 +120,9 @@ def test_steps_are_those_of_torch(optimizer: Literal["sgd", "adam"]) -> None:
 
 
 @pytest.mark.usefixtures("fake_cuda")
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> None:
-    config = TrainConfig(batch=20, optimizer=optimizer, rates=(0.1,))
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+def test_a_graph_takes_its_warm_up_back(optimizer: Optimizer) -> None:
+    config = TrainConfig(batch=20, optimizer=optimizer, rates=(0.1,), ema=0.9)
 
     def normed() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(12), network())
@@ -115,11 +141,64 @@ def test_a_graph_takes_its_warm_up_back(optimizer: Literal["sgd", "adam"]) -> No
     graph.restart()
     assert addresses == [tensor.data_ptr() for tensor in graph.state().values()]
     new = Stepper(copy.deepcopy(graph.model), config)
-    assert same(graph.state(), new.state())
+    assert same(graph._optimizer_state(), new._optimizer_state())
+    assert same({n: t for n, t in graph.state().items() if "average" in n}, eager.average.state())  # type: ignore[union-attr]
     for stepper in (new, graph):
         stepper.rate.fill_(0.1)
         stepper.step(*rows(20, seed=5))
     assert same(new.model, graph.model)
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """Cross-entropy, as another loss in each epoch: steps are then built anew."""
+
+    epoch: int = -1
+
+    def at(self, epoch: int, _: int) -> Renewed:
+        return Renewed(epoch)
+
+    def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None: ...
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(model, x, y)
+
+
+def test_the_model_ends_with_the_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights and statistics, by the definition; validation sees it, steps do not."""
+    seen: list[dict[str, Tensor]] = []
+    validated: list[Tensor] = []
+    step, right = Stepper.step, loop._TrainingRun._right
+
+    def stepped(stepper: Stepper, *batch: Any) -> Tensor:
+        loss = step(stepper, *batch)
+        seen.append({name: own.double().clone() for name, own in stepper.model.state_dict().items()})
+        return loss
+
+    def classified(run: Any, *batch: Any) -> Tensor:
+        validated.append(run.model.first.weight.clone())
+        return right(run, *batch)
+
+    monkeypatch.setattr(Stepper, "step", stepped)
+    monkeypatch.setattr(loop._TrainingRun, "_right", classified)
+    config = replace(CONFIG, epochs=20, attack_batch=None, ema=0.8)
+    model, plain = Embedded(), Embedded()
+    fit(model, rows(48), config, validation=rows(9, seed=1), out=tmp_path, objective=Renewed())
+    assert len(seen) == 60
+    mean, by_epoch = seen[0], list[Tensor]()
+    for t, now in enumerate(seen, 1):
+        mean = {name: own + max(0.2, 10 / (9 + t)) * (now[name] - own) for name, own in mean.items()}
+        by_epoch += [mean["first.weight"]] if t % 3 == 0 else []
+    for name, own in model.state_dict().items():
+        if own.is_floating_point():
+            torch.testing.assert_close(own.double(), mean[name], rtol=1e-4, atol=1e-5)
+            assert not torch.equal(own.double(), seen[-1][name])
+    torch.testing.assert_close(torch.stack(validated).double(), torch.stack(by_epoch), rtol=1e-4, atol=1e-5)
+    assert same(train.load_checkpoint(tmp_path).tensors, model)
+    averaged = seen.copy()
+    seen.clear()
+    fit(plain, rows(48), replace(config, ema=0.0))
+    assert all(same(a, b) for a, b in zip(averaged, seen, strict=True))
 
 
 def test_half_precision_is_for_the_steps() -> None:

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from ell0 import L0Ball, common, train
 from ell0.train import checkpoint as checkpoints
 from ell0.train import fit, loop
+from ell0.train.config import Optimizer
 from small_training import ATTACK, CLASSES, CONFIG, Killed, dropping, network, read_log, rows, run, same
 
 
@@ -43,13 +44,16 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_SHARE", math.inf)
 
 
-@pytest.mark.parametrize(("optimizer", "share"), [("sgd", math.inf), ("adam", 1e-9)])
+@pytest.mark.parametrize(
+    ("optimizer", "ema", "share"),
+    [("sgd", 0.0, math.inf), ("adam", 0.0, 1e-9), ("adamw", 0.95, math.inf)],
+)
 def test_stopped_anywhere_it_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Literal["sgd", "adam"], share: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Optimizer, ema: float, share: float
 ) -> None:
     """With as many checkpoints as there can be, and with as few."""
     monkeypatch.setattr(checkpoints, "_SHARE", share)
-    config = replace(CONFIG, optimizer=optimizer, schedule="cosine", rates=(0.02,))
+    config = replace(CONFIG, optimizer=optimizer, ema=ema, weight_decay=0.1, schedule="cosine", rates=(0.02,))
     whole = run(tmp_path / "whole", config=config)
     for stop in range(12):
         out = tmp_path / str(stop)

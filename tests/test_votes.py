@@ -22,6 +22,7 @@ from ell0 import L0Ball, certify, data, evaluate, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Partition, PartVote, Rule
 from ell0.certify.rules import radii, run_off, run_off_radius, score_bounds, scores
+from ell0.evaluation.identity import of_model
 
 FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
 ROWS = 40  # vote networks in a drawn case; 2,000 in 50 cases, 10,000 in the full profile
@@ -263,14 +264,10 @@ PARTITIONS: dict[str, Callable[[], Partition]] = {
 }
 
 
-def numbers_of(partition: Partition) -> int:
-    return partition.index[0].numel() * (partition.shape[0] if len(partition.shape) == 3 else 1)
-
-
 def made(name: str, seed: int = 0, **given: Any) -> tuple[PartVote, Tensor]:
     partition = PARTITIONS[name]()
     x = torch.randn(5, *partition.shape, generator=seeded(seed + 1))
-    return PartVote(Hashed(numbers_of(partition), 3, seed), partition, **given).eval(), x
+    return PartVote(Hashed(math.prod(partition.part_shape), 3, seed), partition, **given).eval(), x
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -303,7 +300,8 @@ def test_parts_are_gathered_by_the_definition(name: str) -> None:
     model(x)
     partition, parts = model.partition, seen["parts"].unflatten(0, (5, -1))
     assert torch.equal(seen["place"], torch.arange(partition.parts).repeat(5))
-    assert seen["parts"].ndim == (4 if partition.index.ndim == 3 else 2)
+    assert seen["parts"].shape[1:] == partition.part_shape
+    assert len(partition.part_shape) == partition.index.ndim - (partition.index.ndim == 2)
     rows = x.flatten(2) if x.ndim == 4 else x.unsqueeze(1)
     for t, index in enumerate(partition.index):
         expected = torch.where(index < 0, 0.0, rows[..., index.clamp(min=0)])
@@ -318,7 +316,7 @@ def test_parts_are_gathered_by_the_definition(name: str) -> None:
 def test_mirrored_logits_are_those_of_the_matched_part() -> None:
     for shape, (a, b) in STRIDES.values():
         partition = Partition.strides(shape, (a, b))
-        network = Hashed(numbers_of(partition), 3, 0)
+        network = Hashed(math.prod(partition.part_shape), 3, 0)
         plain, mirrored = (PartVote(network, partition, mirrored=on).eval() for on in (False, True))
         x, width = torch.randn(5, *shape, generator=seeded(3)), shape[2]
         one, other = plain.part_logits(x), plain.part_logits(x.flip(-1))
@@ -372,8 +370,10 @@ def test_rounding_is_measured_and_allowed_for() -> None:
 
     x, y = torch.tensor([[0.52, 0.5] * 5, [0.9, 0.5] * 5]), torch.tensor([0, 0])
     steady = says(5, 2, tau=1e-3)
+    before = of_model(steady)
     assert steady.radius(x, y).tolist() == [2, 2]
     assert steady.rounding == pytest.approx(10 * 2**-23 * 0.9)
+    assert of_model(steady) == before  # or an evaluation that is resumed would take it for another model
     unsteady = PartVote(Unsteady(), steady.partition, tau=1e-3).eval()
     assert unsteady.radius(x, y).tolist() == [0, 2]
     assert unsteady.rounding == pytest.approx(0.03, rel=1e-3)
@@ -450,6 +450,7 @@ def test_bad_input_is_named() -> None:
     for call, message in (
         (lambda: Partition.groups((4,), [[0, 1], [1, 2, 3]]), "hold every pixel once, but pixel 1 is in several"),
         (lambda: Partition.groups((4,), [[0, 1], [3]]), "parts must hold every pixel once, but pixel 2 is in no part"),
+        (lambda: Partition.groups((4,), [[0, 1, 2, 3], []]), "parts must have a pixel each, but part 1 has none"),
         (lambda: Partition.groups((4,), [[0, 1], [2, 4]]), r"index must lie in \[-1, 4\), .* got 0 to 4"),
         (lambda: Partition.groups((2, 2), [[0]]), r"shape must be \(channels, height, width\) or \(d,\), got"),
         (lambda: Partition((4,), torch.zeros(2, 2)), r"index must be int64 of shape \(parts, size\), got a float32"),
@@ -468,6 +469,7 @@ def test_bad_input_is_named() -> None:
         (lambda: PartVote(Peeks(lambda p: p[:1, :1] * 0), Partition.dealt((8,), 8)), "network must give logits"),
         (lambda: training.radius(x, y), "model must be in eval mode"),
         (lambda: four.radius(x / 0, y), "x must be .* finite"),
+        (lambda: four.radius(x.half(), y), "x must be float32 or float64, in which votes are counted, got a float16"),
         (lambda: four.radius(x, y + 2), r"y must lie in \[0, 2\), got 2 to 2"),
         (lambda: four.radius(x, y, replace(ANY, mutable=torch.ones(3, dtype=torch.bool))), "mutable must be broadcast"),
     ):

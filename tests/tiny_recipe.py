@@ -9,7 +9,7 @@ TINY = """
 name = "tiny"
 summary = "a recipe for tests"
 [data]
-npz = "tiny.npz"
+file = "tiny.npz"
 validation = true
 [[classifier]]
 name = "F(0)"

@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import attacks, certify, data, models, nn, ops, recipe, report, theory, train
+    from . import attacks, certify, data, models, nn, ops, part_networks, recipe, report, theory, train
     from .attacks import ATTACKS
     from .evaluation.evaluate import evaluate
     from .nn import truncate
@@ -29,6 +29,7 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "part_networks",
     "recipe",
     "report",
     "theory",

@@ -8,6 +8,7 @@ from .objective import Objective
 from .partition import Partition
 from .propagate import Method
 from .rules import Rule
+from .vote_objective import VoteObjective
 from .votes import PartitionEnsemble, PartVote
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PartitionEnsemble",
     "RandomisedAblation",
     "Rule",
+    "VoteObjective",
     "VotePrecision",
     "accuracy",
     "bounds",

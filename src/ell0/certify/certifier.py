@@ -36,12 +36,16 @@ class Certifier(ABC):
 
     forwards: forward passes of a network for one certified answer; None for bounds, which are no forward passes.
     confidence: the probability with which the radius of a row holds; None if it always does.
-    rounding: how far off a logit may be, as was allowed when rows were last certified; None where it is not measured.
     """
 
     forwards: int | None = None
     confidence: float | None = None
-    rounding: float | None = None
+    _rounding: float | None = None
+
+    @property
+    def rounding(self) -> float | None:
+        """How far off a logit may be, as was allowed when rows were last certified; None where it is not measured."""
+        return self._rounding
 
     @abstractmethod
     def limit(self, x: Tensor, ball: L0Ball) -> int:

@@ -47,6 +47,8 @@ class Partition:
         for wrong, said in ((times > 1, "several places"), (times == 0, "no part")):
             if bool(wrong.any()):
                 raise ValueError(f"parts must hold every pixel once, but pixel {int(wrong.nonzero()[0])} is in {said}")
+        if len(empty := (index < 0).flatten(1).all(1).nonzero()):
+            raise ValueError(f"parts must have a pixel each, but part {int(empty[0])} has none")
 
     @classmethod
     def strides(cls, shape: Sequence[int], strides: Sequence[int]) -> Self:
@@ -88,6 +90,12 @@ class Partition:
     def pixels(self) -> int:
         """Of a row."""
         return self.shape[0] if len(self.shape) == 1 else self.shape[1] * self.shape[2]
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Of a part, as a network sees it: ``(channels, h, w)``, or ``(numbers,)`` of all channels."""
+        channels, part = self.shape[0] if len(self.shape) == 3 else 1, self.index.shape[1:]
+        return (channels, *part) if len(part) == 2 else (channels * part[0],)
 
     @property
     def owner(self) -> Tensor:

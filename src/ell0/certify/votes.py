@@ -52,8 +52,8 @@ class PartVote(nn.Module, Certifier):
     Rounding. The logits of a part that nobody touches differ in their last bits from batch to batch. `radius` and
     `bounds` let each of them be off by `rounding`: ten times the largest difference of the first 28 rows in batches of
     256, 7 and 1 (rows are repeated if there are fewer), at least ten times the last bit of the largest logit. That is
-    measured, not proven. The model's sums may be off by ``T * (T + 2)`` last bits of 1 besides. TF32 is off; the
-    statement does not hold under autocast.
+    measured, not proven. The sums, the model's and those here, may be off by ``2 * T * (T + 2)`` last bits of 1
+    besides. TF32 is off; the statement does not hold under autocast.
 
     Other rules on the same logits, with whole numbers, where y wins a tie with c > y, for which ``>= 0`` is enough:
         ``"hard"``: d_t is the sign of l_t[y] - l_t[c], the limit of small tau.
@@ -157,6 +157,9 @@ class PartVote(nn.Module, Certifier):
         most = (self.parts - (self.rule == "duel")) // 2
         return most if int(self._reached(x, ball).sum(1).min()) > most else self._units(ball)
 
+    def check(self, x: Tensor, ball: L0Ball) -> None:
+        self._read(x, ball)  # without the passes that measure rounding
+
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:  # noqa: ARG002
         batch = check_count("batch", BATCH if batch is None else batch)
         reached, classes = self._read(x, ball)
@@ -186,6 +189,8 @@ class PartVote(nn.Module, Certifier):
     def _read(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, int]:
         """Which parts can be touched, ``(n, parts)`` bool, and the number of classes; raises as `prepare`."""
         check_votes(self, x)
+        if x.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"x must be float32 or float64, in which votes are counted, got {describe(x)}")
         classes = self._check_network(x[:1])
         first = torch.zeros(1, dtype=torch.int64, device=x.device)
         ball.part(x, first).count(x[:1], x[:1])  # raises if the ball does not fit
@@ -217,8 +222,8 @@ class PartVote(nn.Module, Certifier):
             apart = [torch.cat([self.part_logits(few) for few in some.split(size)]) for size in (1, 7)]
         eps = torch.finfo(whole.dtype).eps
         seen = max(float((one - whole[: len(some)]).abs().max()) for one in apart)
-        self.rounding = 10 * max(seen, eps * float(whole.abs().max()))
-        return self.rounding, self.parts * (self.parts + 2) * eps
+        self._rounding = delta = 10 * max(seen, eps * float(whole.abs().max()))
+        return delta, 2 * self.parts * (self.parts + 2) * eps
 
     @torch.no_grad()
     def _check_network(self, x: Tensor) -> int:
@@ -259,8 +264,11 @@ class PartitionEnsemble(PartVote):
         self, shape: Sequence[int], parts: int, *, hidden: Sequence[int] = (128, 128), classes: int = 10
     ) -> None:
         partition = Partition.dealt(shape, parts)
-        numbers = partition.index.shape[1] * (partition.shape[0] if len(partition.shape) == 3 else 1)
-        widths = (numbers, *(check_count("hidden", width) for width in hidden), check_count("classes", classes, 2))
+        widths = (
+            *partition.part_shape,
+            *(check_count("hidden", width) for width in hidden),
+            check_count("classes", classes, 2),
+        )
         super().__init__(OwnNetworks(parts, widths), partition, rule="run-off")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -22,6 +23,7 @@ def attack(
     subject: RowOptions = RowOptions(),
     seed: int = 0,
     fail_under: float | None = None,
+    save_examples: Path | None = None,
     work: WorkOptions = WorkOptions(),
 ) -> int:
     """Attack a model: the checkpoint of a run, or a model of your own.
@@ -30,6 +32,8 @@ def attack(
     ell0 attack runs/digits/f4 --budget 3 --beta 100
     ell0 attack my_package.models:build --data mine.npz --rows 500
     ell0 attack runs/digits/f4 --fail-under 0.6 --out attacked.json
+    ell0 attack my_models:build --weights runs/mine --data mine.npz
+    ell0 attack runs/digits/f4 --page f4.html --save-examples f4.npz
     ell0 attack runs/digits/f4 --devices 8
     ```
 
@@ -39,15 +43,20 @@ def attack(
         beta: Changed values lie between -beta and beta. Images of the data sets lie between -1 and 1.
         seed: Seed of the attacks.
         fail_under: Exit with code 3 if robust accuracy is below this share.
+        save_examples: File (.npz) to write attacked rows to: x_adv, which is x where the row stands, x, y, distance
+            (changes; 0: misclassified without an attack, -1: the row stands), and the attack that each fell to, by.
     """
+    from ..common import check_out
     from ..evaluation import cascade, evaluate
     from ..parallel import together
     from ..threat import L0Ball
-    from .model import load
+    from .model import load, save_arrays
 
     with together(work.devices, work.nodes, work.device) as team:
         if fail_under is not None and not 0 <= fail_under <= 1:
             raise ValueError(f"fail_under must lie in [0, 1], got {fail_under}")
+        if save_examples is not None:
+            team.once(partial(check_out, save_examples, "save_examples"))
         entries = cascade(attacks, queries=subject.queries, steps=subject.steps)
         loaded = load(model, subject, work, team)
         ball = L0Ball(budget, subject.unit, *loaded.box(beta))
@@ -60,4 +69,9 @@ def attack(
         results.seconds = round(sum(evaluation.seconds), 1)
         results.rows = evaluation.rows(classifier=loaded.classifier, beta=beta)
         hand_over(results, subject.out, work, lambda _: print(evaluation))
+        loaded.write_page(results, work.quiet, evaluation.x_adv)
+        if save_examples is not None:
+            rows = {"x_adv": evaluation.x_adv, "x": loaded.x, "y": loaded.y, "distance": evaluation.distance}
+            arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in rows.items()}
+            save_arrays(save_examples, work.quiet, **arrays, by=[name or "" for name in evaluation.decided])
         return TOO_FEW if fail_under is not None and evaluation.robust_accuracy < fail_under else 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -31,6 +32,7 @@ def certify(
     beta: float | None = None,
     subject: RowOptions = RowOptions(),
     challenge: Flag = False,
+    save_radii: Path | None = None,
     work: WorkOptions = WorkOptions(),
 ) -> int:
     """Prove how many changed inputs a model survives: the checkpoint of a run, or a model of your own.
@@ -40,7 +42,7 @@ def certify(
     ```
     ell0 certify runs/digits/f8certified
     ell0 certify runs/digits/f8certified --challenge --queries 5000
-    ell0 certify my_package.models:build --data mine.npz --beta 1
+    ell0 certify my_models:build --data mine.npz --beta 1 --page out.html
     ```
 
     Args:
@@ -49,21 +51,24 @@ def certify(
         beta: Changed values lie between -beta and beta. Default: any value.
         challenge: Attack each row with as many changes as were proven harmless (see --queries and --steps). If an
             attack succeeds, print the rows instead of certificates and exit with code 4.
+        save_radii: File (.npz) to write the certified radius of each row to, with its label: radius, y.
     """
     import torch
     from torch import nn
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count
+    from ..common import check_count, check_out
     from ..evaluation import cascade
     from ..parallel import together
     from ..threat import L0Ball
-    from .model import load
+    from .model import load, save_arrays
 
     with together(work.devices, work.nodes, work.device) as team:
         for budget in budgets or ():
             check_count("budget", budget, least=0)
+        if save_radii is not None:
+            team.once(partial(check_out, save_radii, "save_radii"))
         names = dict.fromkeys((*ATTACKS, *cascade(queries=1, steps=1)))
         attacks = cascade(names, queries=subject.queries, steps=subject.steps)
         loaded = load(model, subject, work, team)
@@ -109,6 +114,9 @@ def certify(
             flags = list(dict.fromkeys(flag for one in tried for flag in one.flags))
             results.add(0, what="certificates_broken", **about, flags=flags, n=sum(one.tried for one in tried))
         hand_over(results, subject.out, work, _show)
+        loaded.write_page(results, work.quiet)
+        if save_radii is not None:
+            save_arrays(save_radii, work.quiet, radius=radii.cpu().numpy(), y=y.cpu().numpy())
         return 0
 
 

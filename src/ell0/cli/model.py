@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
+import io
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
-from ..common import check_out, device_of, did_you_mean, digest
+from ..common import check_out, device_of, digest, write_whole
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint
-from .options import RowOptions, WorkOptions, command_words
+from .options import RowOptions, WorkOptions, command_words, say_written
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and its rows, on the device.  name, classifier: the model as a command and as results name it."""
+    """A model and its rows, on the device.
+
+    name, classifier: the model as a command and as results name it.  source: a data set, or the file of the rows.
+    """
 
     name: str
     classifier: str
@@ -33,6 +36,7 @@ class Loaded:
     network: Callable[[Tensor], Tensor]
     x: Tensor
     y: Tensor
+    source: str
 
     def box(self, beta: float | None) -> tuple[float, float]:
         """The values within beta of 0; None: any value."""
@@ -43,17 +47,45 @@ class Loaded:
     def results(self, command: Callable[..., int], seeds: list[int], team: Team, **given: object) -> Results:
         """Empty results of a command.  given: its options beyond those of the rows."""
         data = self.subject.data
-        given |= asdict(self.subject) | {"data": data if data in sets.SETS else data and Path(data), "out": None}
+        given |= asdict(self.subject) | {"data": data if data in sets.SETS else data and Path(data)}
+        given |= {"out": None, "page": None}
         words = command_words(f"ell0 {command.__name__} {self.name}", command, given)
         return Results.here(command.__name__, words, seeds=seeds, device=self.x.device, ranks=team.size)
 
+    def write_page(self, results: Results, quiet: bool, x_adv: Tensor | None = None) -> None:
+        """Writes the page, if one was asked for. x_adv: ``(n, ...)``, attacked rows, of which some are shown."""
+        if self.subject.page is None:
+            return
+        from .. import report
+
+        data, shown = sets.SETS.get(self.source), list[report.Exhibit]()
+        if x_adv is not None and self.x.ndim == 4 and self.x.shape[1] in (1, 3):
+            with torch.no_grad():
+                right = torch.cat([self.network(some).argmax(1) for some in self.x.split(self.subject.batch)]) == self.y
+            among = right.nonzero().squeeze(1) if right.any() else torch.arange(len(self.y), device=self.y.device)
+            rows = among[recipe.first_of_each(self.y[among])]
+            box = (-1.0, 1.0) if data else (float(self.x.min()), float(self.x.max()))
+            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], box)
+            shown = report.exhibits(arrays, [self.classifier], data.classes if data else ())
+        report.write([report.Run(results, data=data, exhibits=shown)], self.subject.page)
+        say_written(self.subject.page, quiet)
+
+
+def save_arrays(path: Path, quiet: bool, **arrays: Any) -> None:
+    """Writes an npz file whole."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_whole(path, file.getvalue())
+    say_written(path, quiet)
+
 
 def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Loaded:
-    """Raises if ``--out`` cannot be written, or if a rank, which loads its own, has other weights or rows."""
-    if subject.out is not None:
-        team.once(partial(check_out, subject.out))
+    """Raises if a file cannot be written, or if a rank, which loads its own, has other weights or rows."""
+    for option, path in (("out", subject.out), ("page", subject.page)):
+        if path is not None:
+            team.once(partial(check_out, path, option))
     place = device_of(work.device)
-    network, card = _load_model(model)
+    network, card = _load_model(model, subject)
     if "scale" in card:
         raise ValueError(f"model must take images in [-1, 1], but {model} was trained by an earlier ell0 on [0, 1]")
     known = card.get("data")
@@ -75,41 +107,40 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
         shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
         raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
     name = Path(model).name if card else model
-    return Loaded(name, card.get("classifier", name), subject, network, x, y)
+    return Loaded(name, card.get("classifier", name), subject, network, x, y, source)
 
 
-def _load_model(words: str) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
     """The model, and the card of its checkpoint; an empty one if it has none."""
     path = Path(words)
     if not path.exists() and path.suffix != ".safetensors":
-        return _imported(words), {}
+        own = _own(words)
+        if subject.weights is not None:
+            if not isinstance(own, nn.Module):
+                raise ValueError(f"model must be an nn.Module for weights to be loaded into it, got {words!r}")
+            load_checkpoint(subject.weights).into(own)
+        return own, {}
+    if subject.weights is not None:
+        raise ValueError(f"weights must be left out for a model that is a checkpoint itself, got {words!r}")
     if path.is_dir() and not (path / "checkpoint.safetensors").exists():
         inside = ", ".join(str(found.parent) for found in sorted(path.glob("*/checkpoint.safetensors")))
         hint = f"; there are {inside}" if inside else ""
         raise FileNotFoundError(f"model must be a checkpoint, but {str(path)!r} has no checkpoint.safetensors{hint}")
     checkpoint = load_checkpoint(path)
+    if "model" not in checkpoint.card:
+        raise ValueError(f"{path} does not name its model: give package.module:name as model, and --weights {words}")
     try:
-        network = recipe.model(checkpoint.card)
+        network = recipe.model(checkpoint.card, allow_code=subject.allow_code)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; give a model of your own as package.module:name") from error
+        raise ValueError(f"{path}: {error}") from error
     checkpoint.into(network)
     return network, checkpoint.card
 
 
-def _imported(words: str) -> Callable[[Tensor], Tensor]:
-    module, _, name = words.partition(":")
-    if not module or not name:
+def _own(words: str) -> Callable[[Tensor], Tensor]:
+    if ":" not in words:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does, so that a module in the current folder is found
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"model must be importable, got {words!r} ({error})") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"model must name something in {module}, got {words!r}{did_you_mean(part, dir(found))}")
-        found = getattr(found, part)
+    found = recipe.imported(words)
     model = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not callable(model):
         raise ValueError(f"model must name a model or a function that returns one, got {words!r}: {model!r}")

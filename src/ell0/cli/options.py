@@ -60,6 +60,9 @@ class RowOptions:
         queries: Queries of a search attack for each row.
         steps: Steps of a gradient attack for each row.
         out: Results file to write.
+        page: HTML page to write; for images it shows some of them, clean and attacked.
+        weights: Checkpoint to load into the model that package.module:name gives, such as a folder of fit(out=...).
+        allow_code: Run the code that a checkpoint names as its model.
     """
 
     data: str | None = None
@@ -69,6 +72,9 @@ class RowOptions:
     queries: int = 1000
     steps: int = 100
     out: Path | None = None
+    page: Path | None = None
+    weights: Path | None = None
+    allow_code: Flag = False
 
 
 def command_words(words: str, function: Callable[..., object], given: Mapping[str, object]) -> str:
@@ -111,8 +117,12 @@ def hand_over(results: Results, out: Path | None, work: WorkOptions, show: Calla
     print(json.dumps(results.plain())) if work.as_json else show(results)
     if out is not None:
         results.save(out)
-        if not work.quiet:
-            print(f"written to {out}", file=sys.stderr)
+        say_written(out, work.quiet)
+
+
+def say_written(path: Path, quiet: bool) -> None:
+    if not quiet:
+        print(f"written to {path}", file=sys.stderr)
 
 
 def hand_over_run(

@@ -21,6 +21,8 @@ def run(
     out: Path | None = None,
     fresh: Flag = False,
     list_: Annotated[Flag, Parameter(name="--list")] = False,
+    print_: Annotated[Flag, Parameter(name="--print")] = False,
+    allow_code: Flag = False,
     work: WorkOptions = WorkOptions(),
 ) -> None:
     """Run a recipe: train, attack, certify, and write a page.
@@ -30,6 +32,8 @@ def run(
     ell0 run mnist-quick --out runs/first
     ell0 run mnist-f10 --devices 8
     ell0 run --list
+    ell0 run digits --print > mine.toml
+    ell0 run mine.toml --allow-code
     ```
 
     If a run was stopped, the same command resumes it. Several processes that are given the same sweep share its runs.
@@ -39,6 +43,8 @@ def run(
         out: Run folder: a new one, or one that holds a run of the same recipe. Default: runs/NAME.
         fresh: Stop if the run folder already holds a run.
         list_: List the recipes that come with ell0.
+        print_: Print the recipe, to copy and change.
+        allow_code: Run the code that the recipe names as a model (python = "package.module:name").
     """
     from .. import recipe as recipes
     from ..parallel import together
@@ -50,11 +56,15 @@ def run(
         lines = [f"{'  ' * below[name] + name:24} {summary}" for name, summary in summaries.items()]
         print(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
+    if print_:
+        print(recipes.source(recipe)[1], end="")
+        return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None
-        home = Path("runs") / Path(recipe).stem if out is None else out
+        home = Path("runs") / recipes.source(recipe)[0] if out is None else out
         with show_progress(work.quiet or not team.first) as progress:
             how: dict[str, Any] = {"device": work.device, "root": work.root, "progress": progress, "team": team}
+            how["allow_code"] = allow_code
             if members:
                 swept = recipes.run_sweep(members, home, resume=not fresh, **how)
             else:

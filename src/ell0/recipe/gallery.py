@@ -6,12 +6,14 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..attacks import sparse_rs
+from ..attacks.contract import Model
 from ..common import write_whole
 from ..data import LabelledRows
 from ..threat import Unit
@@ -21,26 +23,48 @@ from .plan import Recipe, ball_within, slug
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
-    As arrays: ``clean`` ``(m, channels, height, width)`` and ``labels``; for each classifier ``SLUG/adv``, and the
-    labels it gives to the clean images, ``SLUG/said``, and to the attacked ones, ``SLUG/says``. The attack is sparse_rs
-    with the median of the recipe's budgets and its widest box.
+    The attack is sparse_rs with the median of the recipe's budgets and its widest box. The arrays are those of
+    `pictures`.
     """
     x, y = test
-    first = torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:10]])
+    first = first_of_each(y)
     tasks = [task for task in recipe.tasks if any(task.budgets)]
     unit: Unit = "feature" if not tasks or any(task.unit == "feature" for task in tasks) else "pixel"
     budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
-    beta, box_of = max(((max(task.betas), task.box_of or "") for task in recipe.tasks if task.betas), default=(1.0, ""))
-    arrays = {"clean": x[first].numpy(), "labels": y[first].numpy()}
+    widest = max((task for task in recipe.tasks if task.betas), key=lambda task: max(task.betas), default=None)
+    beta, box_of = (max(widest.betas), widest.box_of) if widest else (1.0, recipe.data.box)
+    arrays: dict[str, Any] = {}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
-        ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of or None, device)
+        ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of, device)
         result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
-        arrays[f"{slug(name)}/adv"] = result.x_best.cpu().numpy()
-        with torch.no_grad():
-            arrays[f"{slug(name)}/said"] = network(images).argmax(1).cpu().numpy()
-            arrays[f"{slug(name)}/says"] = network(result.x_best).argmax(1).cpu().numpy()
+        arrays |= pictures(name, network, images, labels, result.x_best, recipe.data.box or (-1.0, 1.0))
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     write_whole(path, file.getvalue())
+
+
+def first_of_each(y: Tensor) -> Tensor:
+    """Where the first row of each class stands, up to ten: ``(m,)`` int64."""
+    return torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:10]], device=y.device)
+
+
+def pictures(
+    name: str, network: Model, x: Tensor, y: Tensor, x_adv: Tensor, box: tuple[float, float]
+) -> dict[str, Any]:
+    """A gallery as arrays: ``clean`` ``(m, channels, height, width)``, ``labels``, and the ``box`` of clean values.
+
+    For the classifier ``SLUG/adv``, and the labels it gives to the clean images, ``SLUG/said``, and to the attacked
+    ones, ``SLUG/says``.
+    """
+    with torch.no_grad():
+        said, says = (network(images).argmax(1) for images in (x, x_adv))
+    arrays = {
+        "clean": x,
+        "labels": y,
+        f"{slug(name)}/adv": x_adv,
+        f"{slug(name)}/said": said,
+        f"{slug(name)}/says": says,
+    }
+    return {"box": np.array(box)} | {key: value.cpu().numpy() for key, value in arrays.items()}

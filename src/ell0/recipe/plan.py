@@ -29,28 +29,33 @@ does a misclassified one.
 _COUNTED = {count: {"count": count, **({} if count == "changed" else {"unit": "pixel"})} for count in COUNTS}
 
 
+Box = str | tuple[float, float] | None
+"""Within what values lie: two numbers; None: [-1, 1]; the name of a data set: the range of its normalised images."""
+
+
 def slug(classifier: str) -> str:
     """A name as that of a folder: lower case, letters, digits, hyphens and underscores. ``F(10)`` becomes ``f10``."""
     return "".join(c for c in classifier.lower() if c.isalnum() or c in "-_")
 
 
-def ball_within(
-    beta: float, budget: int, unit: Unit, box_of: str | None = None, device: torch.device | str = "cpu"
-) -> L0Ball:
-    """A ball whose values lie in [-beta, beta]; with the name of a data set, in its ``box(beta)``."""
-    low, high = (-beta, beta) if box_of is None else (end.to(device) for end in SETS[box_of].box(beta))
-    return L0Ball(budget, unit, low, high)
+def ball_within(beta: float, budget: int, unit: Unit, box_of: Box = None, device: torch.device | str = "cpu") -> L0Ball:
+    """A ball whose values lie in a `Box`, made beta times as wide about its middle."""
+    if isinstance(box_of, str):
+        return L0Ball(budget, unit, *(end.to(device) for end in SETS[box_of].box(beta)))
+    low, high = box_of or (-1.0, 1.0)
+    middle, half = (low + high) / 2, (high - low) / 2
+    return L0Ball(budget, unit, middle - beta * half, middle + beta * half)
 
 
 @dataclass(frozen=True)
 class BoxedAttack:
-    """An attack of ``ATTACKS`` with its settings; its values lie in [-beta, beta], or in the box of a data set."""
+    """An attack of ``ATTACKS`` with its settings; its values lie in the box, made beta times as wide."""
 
     name: str
     beta: float = 1.0
     unit: Unit = "feature"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    box_of: str | None = None
+    box_of: Box = None
 
     def ball(self, budget: int, device: torch.device | str = "cpu") -> L0Ball:
         return ball_within(self.beta, budget, self.unit, self.box_of, device)
@@ -65,6 +70,7 @@ class Classifier:
 
     attack: what it is trained against, with ``budget``; None: clean training.
     objective: a loss other than that of its logits, such as a certified bound.
+    ready: it is not trained, but measured as the code of its model makes it.  weights: or with those of a checkpoint.
     """
 
     name: str
@@ -73,6 +79,8 @@ class Classifier:
     attack: BoxedAttack | None = None
     budget: int = 0
     objective: TrainingObjective | None = None
+    ready: bool = False
+    weights: Path | None = None
 
     @property
     def k(self) -> int | None:
@@ -81,7 +89,7 @@ class Classifier:
     @property
     def votes(self) -> bool:
         """Whether it certifies by counting votes, and not by bounds."""
-        return self.model["name"] in VOTERS
+        return self.model.get("name") in VOTERS
 
     @property
     def identity(self) -> Row:
@@ -101,7 +109,7 @@ class Task:
     """One evaluation of one classifier.
 
     what: the kind of measure.  row: what its measurements have in common.  budgets: all those of its measure.
-    betas: its boxes; none: any value.  box_of: a data set whose normalised images they stretch, see `ball_within`.
+    betas: its boxes; none: any value.  box_of: what they stretch, see `ball_within`.
     first, rows: n rows of the split from this one on, None for all.
     attack: the one attack of it; None: not an attack, or a worst case.
     right: whether it gives the share over the rows classified rightly, too.  part: that of the first n rows, too.
@@ -115,7 +123,7 @@ class Task:
     betas: tuple[float, ...] = ()
     rows: int | None = None
     attack: BoxedAttack | None = None
-    box_of: str | None = None
+    box_of: Box = None
     first: int = 0
     right: bool = False
     part: int | None = None
@@ -132,7 +140,7 @@ class Task:
     @property
     def certified_ball(self) -> L0Ball:
         """What its certificate is about, without a budget: any value, or a box."""
-        return ball_within(self.betas[0] if self.betas else math.inf, 0, self.unit)
+        return ball_within(self.betas[0] if self.betas else math.inf, 0, self.unit, self.box_of)
 
     def identities(self) -> list[Row]:
         """The keys of its measurements; no two tasks of a recipe have the same."""
@@ -182,6 +190,11 @@ class Recipe:
     def everyone(self) -> list[Classifier]:
         return [one for recipe in (*self.used, self) for one in recipe.classifiers]
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The code that its models are made by, as ``package.module:name``."""
+        return tuple(one.model["python"] for one in self.everyone() if "python" in one.model)
+
     def homes(self, out: Path) -> dict[Path, Recipe]:
         """The run folders of the recipes that are used, beside ``out``, and ``out`` itself."""
         return {**{out.parent / used.name: used for used in self.used}, out: self}
@@ -197,7 +210,7 @@ class Recipe:
 
     def times(self) -> list[Row]:
         whats = ("training_seconds", "epoch_seconds", "attack_seconds")
-        return [{"what": what, **one.training_identity} for one in self.everyone() for what in whats]
+        return [{"what": what, **one.training_identity} for one in self.everyone() if not one.ready for what in whats]
 
     def with_paper(self, found: Measurement) -> Measurement:
         """The measurement with the paper's figure, if there is one."""

@@ -20,7 +20,7 @@ from ..results import WORST_CASE, Row
 from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
 from .models import MODELS, VOTERS, read_models
-from .plan import COUNTS, BoxedAttack, Classifier, Recipe, Task, belongs, slug
+from .plan import COUNTS, Box, BoxedAttack, Classifier, Recipe, Task, ball_within, belongs, slug
 from .splits import DataSource
 from .toml import FLAG, NUMBER, POSITIVE, TEXT, Kind, TomlTable, choice, many, named, to_toml, whole
 
@@ -75,6 +75,13 @@ def sweep(path_or_name: Path | str) -> tuple[Recipe, ...]:
         member["name"] = "-".join([name, *(f"{key}{value}" for key, value in point.items())])
         recipes.append(_recipe(path, to_toml(member).encode(), member))
     return tuple(recipes)
+
+
+def source(path_or_name: Path | str) -> tuple[str, str]:
+    """The name that a recipe or a sweep gives itself, and its file as it is."""
+    path = _path(path_or_name)
+    text, content = _read(path)
+    return TomlTable(path.name, _completed(path.name, content)).need("name", TEXT), text.decode()
 
 
 def _at(where: str, content: dict[str, Any], point: Mapping[str, int]) -> dict[str, Any]:
@@ -135,7 +142,8 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     for other in used:
         if not source.same(other.data):
             raise ValueError(f"{path.name}: data must be that of {other.name}, which it uses")
-    own = [_classifiers(table, seed, over.content if over else {}, source) for table in top.tables("classifier")]
+    trained = over.content if over else {}
+    own = [_classifiers(table, seed, trained, source, path.parent) for table in top.tables("classifier")]
     classifiers = tuple(chain(*(some for _, some in own)))
     known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
     groups = dict(own) | {name: [one] for name, one in known.items()}
@@ -167,30 +175,39 @@ def _used(path: Path, name: str, other: str) -> Recipe:
 
 def _data(top: TomlTable, folder: Path) -> DataSource:
     table = top.need_table("data")
-    name, npz = table.take("name", choice(*data.SETS), None), table.take("npz", TEXT, None)
-    if (name is None) == (npz is None):
-        raise ValueError(f"{table.where}: must have name or npz, and not both")
+    name, file = table.take("name", choice(*data.SETS), None), table.take("file", TEXT, None)
+    if (name is None) == (file is None):
+        raise ValueError(f"{table.where}: must have name or file, and not both")
     rows, validation = table.take("train_rows", whole(1), None), table.take("validation", FLAG, False)
+    low, high = (table.take(key, NUMBER, None) if file else None for key in ("low", "high"))
     table.close()
-    return DataSource(name, None if npz is None else folder / npz, rows, validation)
+    if low is None and high is None:
+        return DataSource(name, None if file is None else folder / file, rows, validation)
+    if low is None or high is None or low >= high:
+        raise ValueError(f"{table.where}: low and high must both be given, low below high, got {low} and {high}")
+    return DataSource(None, folder / (file or ""), rows, validation, (low, high))
 
 
 def _classifiers(
-    table: TomlTable, seed: int, over: Mapping[str, Any], source: DataSource
+    table: TomlTable, seed: int, over: Mapping[str, Any], source: DataSource, folder: Path
 ) -> tuple[str, list[Classifier]]:
     """The name as it is written, and its classifiers: one for each value of ``{k}`` and ``{seed}`` in the name.
 
-    over: keys that replace those of the classifier's own training.
+    over: keys that replace those of the classifier's own training.  folder: that of the recipe.
     """
     pattern = table.need("name", TEXT)
+    weights = table.take("weights", TEXT, None)
     models = read_models(table.need_table("model"))
     own = table.table("training")
+    if weights is not None and (own or over):
+        raise ValueError(f"{table.where}: must have weights or training, and not both")
+    ready = weights is not None or ("python" in models[0] and own is None and not over)
     training = TomlTable(f"{table.where}, training", {**(own.content if own else {}), **over})
     attack, budget = _training_attack(training.table("attack"), source)
-    objective = _objective(training)
-    if objective is not None and models[0]["name"] in VOTERS:
+    objective, name = _objective(training, source), models[0].get("name", "")
+    if objective is not None and name in VOTERS:
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
-    if (its := getattr(MODELS[models[0]["name"]], "objective", None)) is not None:
+    if (its := getattr(MODELS.get(name), "objective", None)) is not None:
         if objective is not None:
             raise ValueError(f"{training.where}: must have neither certified nor trades for a model with its own loss")
         objective = its
@@ -207,11 +224,12 @@ def _classifiers(
     classifiers = []
     for model, each in product(models, seeds):
         name = pattern.replace("{k}", str(model.get("k"))).replace("{seed}", str(each))
-        classifiers.append(Classifier(name, model, replace(config, seed=each), attack, budget, objective))
+        there = None if weights is None else folder / weights
+        classifiers.append(Classifier(name, model, replace(config, seed=each), attack, budget, objective, ready, there))
     return pattern, classifiers
 
 
-def _objective(training: TomlTable) -> TrainingObjective | None:
+def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | None:
     certified, trades = training.table("certified"), training.table("trades")
     if certified is not None and trades is not None:
         raise ValueError(f"{training.where}: must have certified or trades, and not both")
@@ -220,8 +238,8 @@ def _objective(training: TomlTable) -> TrainingObjective | None:
         return None
     given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
     if trades is not None:
-        beta = table.take("beta", POSITIVE, 1.0)
-        given |= {"low": -beta, "high": beta}
+        ball = ball_within(table.take("beta", POSITIVE, 1.0), 1, "feature", source.box)
+        given |= {"low": ball.low, "high": ball.high}
     given |= table.rest(["mix", "ramp", "quick"] if trades is None else ["steps", "loss", "weight"])
     table.close()
     with named(table.where):
@@ -245,7 +263,7 @@ def _rehearse(where: str, attack: BoxedAttack) -> None:
     def model(x: Tensor) -> Tensor:
         return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
 
-    channels = 3 if attack.box_of is None else data.SETS[attack.box_of].shape[0]
+    channels = data.SETS[attack.box_of].shape[0] if isinstance(attack.box_of, str) else 3
     x, y = torch.zeros(1, channels, 2, 2), torch.ones(1, dtype=torch.int64)
     with named(where):
         attack.configured()(model, x, y, attack.ball(1))
@@ -255,10 +273,10 @@ def _unit(table: TomlTable) -> Unit:
     return cast(Unit, table.take("unit", choice(*get_args(Unit)), "feature"))
 
 
-def _box_of(table: TomlTable, source: DataSource) -> str | None:
-    """The data set whose normalised images span the box, if the table says so."""
+def _box_of(table: TomlTable, source: DataSource) -> Box:
+    """That of the data or, if the table says so, the name of the data set whose normalised images span it."""
     if table.take("box", choice("normalised"), None) is None:
-        return None
+        return source.box
     if source.name is None:
         raise ValueError(f"{table.where}: box must be left out for data from a file, which has no mean and deviation")
     return source.name
@@ -282,8 +300,9 @@ def _tasks(
     shared |= ({} if split == "test" else {"split": split}) | ({"first": first} if first else {})
     betas: tuple[float, ...] = ()
     attacks = what in ("robust_accuracy", "worst_case", "median_distance")
-    box_of = _box_of(table, source) if attacks else None
-    shared |= {} if box_of is None else {"box": "normalised"}
+    box_of = _box_of(table, source) if attacks else source.box if what == "certified_accuracy" else None
+    if box_of is not None and (attacks or "beta" in table.content):
+        shared["box"] = "normalised" if isinstance(box_of, str) else "[{:g}, {:g}]".format(*box_of)
     share = what in ("robust_accuracy", "worst_case")
     right = share and table.take("over", choice("right"), None) is not None
     part = table.take("part", whole(1), None) if what == "robust_accuracy" else None

@@ -23,13 +23,14 @@ from ..results import Measurement, Results, Row
 from . import verdicts
 from .gallery import write_gallery
 from .measuring import Subject, measure
-from .models import build, fitted
+from .models import build, check_allowed, fitted
 from .plan import Classifier, Recipe, Task, slug
 from .reading import load, names
 from .splits import Splits, read_splits
 from .toml import named
 from .verdicts import Verdicts
 
+CHECKPOINT = "checkpoint.safetensors"  # in the folder of a classifier
 _FORMAT = b"2"  # of what a run folder holds; another version cannot go on with it
 
 
@@ -44,6 +45,7 @@ def run(
     device: str | None = None,
     resume: bool = True,
     root: Path | str | None = None,
+    allow_code: bool = False,
     progress: Progress = silent,
     team: Team = ALONE,
 ) -> Path:
@@ -59,9 +61,11 @@ def run(
         path_or_name: a recipe that comes with ell0 (`names`), a TOML file, or what `load` returned.
         out: the folder, new or with a run of the same recipe; resume=False refuses the latter. Default: ``runs/NAME``.
         device: such as "cpu". Default: a GPU if there is one.  root: where the data lies, see `ell0.data.load`.
+        allow_code: run the code that the recipe names as a model (``python = "package.module:name"``).
         team: ranks that share the work. Rank 0 alone needs the folder, all need the data.
     """
     recipe = path_or_name if isinstance(path_or_name, Recipe) else load(path_or_name)
+    check_allowed(recipe.code, allow_code)
     folder = Path("runs") / recipe.name if out is None else Path(out)
     place = device_of(device)
     data = read_splits(recipe.data, root)
@@ -146,7 +150,12 @@ class _RecipeRun:
             write_gallery(gallery, self._recipe, networks, self._data.test)
 
     def _train(self, home: Path, its: Recipe, one: Classifier) -> nn.Module:
-        network = build(_fitted(one, self._data), one.training.seed).to(self._place)
+        network = _built(one, self._data, one.training.seed).to(self._place)
+        if one.ready:
+            (home / slug(one.name)).mkdir(exist_ok=True)
+            card = _card(its, one, self._data)
+            self._team.once(partial(train.save_checkpoint, home / slug(one.name) / CHECKPOINT, network, card))
+            return network.eval()
         attack = None
         if one.attack is not None:
             attack = partial(one.attack.configured(), ball=one.attack.ball(one.budget, self._place))
@@ -209,6 +218,13 @@ class _RecipeRun:
         return here
 
 
+def _built(one: Classifier, data: Splits, seed: int) -> nn.Module:
+    network = build(_fitted(one, data), seed)
+    if one.weights is not None:
+        train.load_checkpoint(one.weights).into(network)
+    return network
+
+
 def _fitted(one: Classifier, data: Splits) -> dict[str, Any]:
     return fitted(one.model, data.train[0].shape[1:], data.classes, data.description)
 
@@ -225,6 +241,8 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
     for one in recipe.everyone():
         with named(one.name):
             network = build(_fitted(one, data), seed=None if one.objective is None else 0)
+            if one.weights is not None or "python" in one.model:
+                _check_answer(_built(one, data, 0).eval(), data)
             if one.objective is not None:
                 one.objective.check(network, *(part[:1] for part in data.train))
     for task in recipe.tasks:
@@ -248,13 +266,23 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
                 certify.certifier(network, task.row.get("method", "best")).check(rows[:1], ball)
 
 
+def _check_answer(network: nn.Module, data: Splits) -> None:
+    """Raises ValueError unless a model of the user's own takes a row and gives logits for the classes of the data."""
+    with torch.no_grad():
+        answer = network(data.test[0][:1])
+    rule = f"model must give logits of shape (1, {data.classes}) for a row {tuple(data.test[0].shape[1:])}"
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[1] < data.classes:
+        shape = f"a tensor {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
+        raise ValueError(f"{rule}, got {shape}")
+
+
 def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> None:
     """Raises ValueError if the run may not go on, or not begin, in its folders."""
     for home, its in recipe.homes(folder).items():
         _check_home(home, its, resume or its is not recipe)
         for one in its.classifiers:
             own = home / slug(one.name)
-            if (own / "checkpoint.safetensors").exists():
+            if (own / CHECKPOINT).exists():
                 held, card = train.load_checkpoint(own).card, _card(its, one, data)
                 if what := ", ".join(key for key in {**held, **card} if held.get(key) != card.get(key)):
                     raise ValueError(

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 360, 260  # of the drawing
-LEFT, RIGHT, TOP, BOTTOM = 52, 354, 12, 214  # the axes in it
+LEFT, RIGHT, TOP, BOTTOM = 52, 354, 28, 214  # the axes in it
 COLOURS, DASHES = 6, 4
 _PAD = 14  # between the axes and the outermost values, so that a mark stands clear of them
 _GLYPH = 7.6  # width of a digit at the page's 13 units, generously
@@ -41,12 +41,16 @@ class ChartPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """One line. style: picks colour, shape and dash, so that any two of them differ in more than colour."""
+    """One line. style: picks colour, shape and dash, so that any two of them differ in more than colour.
+
+    published: figures of others, hollow marks without a line.
+    """
 
     name: str
     style: int
     points: list[ChartPoint]
     paper: Sequence[ChartPoint] = ()
+    published: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,14 @@ class Chart:
             bands.append(
                 (style, way([*((p.x, p.high) for p in one.points), *((p.x, p.low) for p in one.points[::-1])]))
             )
-            lines.append((style, way([(p.x, p.y) for p in one.points])))
+            lines += [] if one.published else [(style, way([(p.x, p.y) for p in one.points]))]
             for p in one.paper:
                 title = f"{one.name}, the paper, {p.words}"
                 marks.append((f"{style} paper", mark(one.style, x(p.x), y(p.y), 6), title))
+            hollow = " paper" if one.published else ""
             for p in one.points[:: max(1, len(one.points) // 8)]:
-                marks.append((style, mark(one.style, x(p.x), y(p.y), 3.4), f"{one.name}, {p.words}"))
+                path = mark(one.style, x(p.x), y(p.y), 6 if hollow else 3.4)
+                marks.append((style + hollow, path, f"{one.name}, {p.words}"))
         return {
             "rows": [(y(value), f"{value:,.10g}{self.y.unit}") for value in rows],
             "columns": [(x(value), f"{value:,.10g}") for value in columns],
@@ -111,10 +117,10 @@ class Chart:
         return Markup(template.render(axes, chart=self, name=name, **self.drawing()))
 
 
-def legend_mark(style: int, paper: bool = False) -> Markup:
-    """A line with its mark, or the hollow mark of the paper's figures."""
-    line = "" if paper else f'<polyline class="line {classes(style)}" points="1,7 29,7"/>'
-    path = f'<path class="mark {classes(style)}{" paper" * paper}" d="{mark(style, 15, 7, 5 if paper else 3.8)}"/>'
+def legend_mark(style: int, hollow: bool = False) -> Markup:
+    """A line with its mark, or the hollow mark of figures of others."""
+    line = "" if hollow else f'<polyline class="line {classes(style)}" points="1,7 29,7"/>'
+    path = f'<path class="mark {classes(style)}{" paper" * hollow}" d="{mark(style, 15, 7, 5 if hollow else 3.8)}"/>'
     return Markup(f'<svg viewBox="0 0 30 14" class="key" aria-hidden="true">{line}{path}</svg>')
 
 

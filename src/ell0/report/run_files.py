@@ -7,7 +7,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import SETS, DataSet
-from ..recipe import Recipe, load, slug
-from ..results import Results
+from ..recipe import Recipe, load, names, slug
+from ..results import Results, Row
 
 Floats = npt.NDArray[np.float32]
 LogLine = dict[str, Any]
@@ -35,6 +35,13 @@ class Run:
     data: DataSet | None = None
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
     exhibits: list[Exhibit] = field(default_factory=list)
+
+    @property
+    def quoted(self) -> Sequence[Row]:
+        """Figures of others: those of its recipe, or of the one of ell0 that a bare results file names."""
+        named = self.results.recipe if self.results.recipe in names() and not self.text else None
+        recipe = self.recipe or (load(named) if named else None)
+        return recipe.quoted if recipe else ()
 
     @property
     def state(self) -> str:
@@ -64,7 +71,7 @@ def read(source: Path) -> Run:
     # A run that was moved away from those it uses still names their classifiers in its rows.
     names = dict.fromkeys([*folders, *(row["classifier"] for row in results.rows if "classifier" in row)])
     logs = {name: log for name, folder in folders.items() if (log := _log(folder / "log.jsonl"))}
-    shown = exhibits(pictures, list(names), data.classes if data else ()) if pictures.exists() else []
+    shown = gallery(pictures, list(names), data.classes if data else ()) if pictures.exists() else []
     return Run(results, text, recipe, data, logs, shown)
 
 
@@ -86,44 +93,53 @@ def _log(path: Path) -> list[LogLine]:
         raise ValueError(f"{path} is not a log of training: {error}") from error
 
 
-def exhibits(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
-    """The images of a gallery. classes: what the labels mean; without it they stand as they are.
-
-    The file has ``clean``, ``(m, channels, height, width)`` in [-1, 1], and ``labels``, ``(m,)``; for each classifier
-    the attacked images, ``SLUG/adv``, and the labels it gives to clean and attacked, ``SLUG/said`` and ``SLUG/says``.
-    """
+def gallery(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
+    """The images of a file that holds the arrays of `exhibits`."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            clean, labels = file["clean"], file["labels"]
-            names = [name for name in classifiers if f"{slug(name)}/adv" in file]
-            shown = {name: [file[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
-        for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():
-            if adv.shape != clean.shape or adv.shape[1:2] not in ((1,), (3,)) or adv.ndim != 4:
-                raise ValueError(f"{name} has images of shape {adv.shape}, not (m, 1 or 3, height, width) like all")
-            if not said.shape == says.shape == clean.shape[:1]:
-                raise ValueError(f"{name} has {said.shape} and {says.shape} labels, not one for each image")
+            return exhibits({name: file[name] for name in file.files}, classifiers, classes)
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a gallery: {error}") from error
+
+
+def exhibits(arrays: Mapping[str, Any], classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
+    """The images of a gallery. classes: what the labels mean; without it they stand as they are.
+
+    arrays: ``clean``, ``(m, channels, height, width)``, its ``box``, which is [-1, 1] if missing, and ``labels``,
+        ``(m,)``; for each classifier the attacked images, ``SLUG/adv``, and the labels it gives to clean and attacked,
+        ``SLUG/said`` and ``SLUG/says``.
+    """
+    clean, labels, box = arrays["clean"], arrays["labels"], arrays.get("box", (-1.0, 1.0))
+    names = [name for name in classifiers if f"{slug(name)}/adv" in arrays]
+    shown = {name: [arrays[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
+    for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():
+        if adv.shape != clean.shape or adv.shape[1:2] not in ((1,), (3,)) or adv.ndim != 4:
+            raise ValueError(f"{name} has images of shape {adv.shape}, not (m, 1 or 3, height, width) like all")
+        if not said.shape == says.shape == clean.shape[:1]:
+            raise ValueError(f"{name} has {said.shape} and {says.shape} labels, not one for each image")
     meanings = dict(enumerate(classes))
     found = []
     for i, (image, label) in enumerate(zip(clean, labels.tolist(), strict=True)):
         right = meanings.get(label, str(label))
-        pictures = [{"title": "Clean", "says": f"is {right}", "verdict": "clean", "note": "", **_drawn(image, image)}]
+        first = {"title": "Clean", "says": f"is {right}", "verdict": "clean", "note": ""}
+        pictures = [first | _drawn(image, image, box)]
         for name, (adv, said, says) in shown.items():
-            answer, drawn = int(says[i]), _drawn(image, adv[i])
+            answer, drawn = int(says[i]), _drawn(image, adv[i], box)
             words = {"title": name, "says": f"says {meanings.get(answer, answer)}"}
             words["verdict"] = "held" if answer == label else "fooled"
-            words["note"] = f"{len(drawn['changed'])} changed" if said[i] == label else "wrong when clean"
+            changed = f"{len(drawn['changed'])} changed" if drawn["changed"] else "no attack broke it"
+            words["note"] = changed if said[i] == label else "wrong when clean"
             pictures.append(words | drawn)
         found.append((right, pictures))
     return found
 
 
-def _drawn(clean: Floats, image: Floats) -> dict[str, Any]:
+def _drawn(clean: Floats, image: Floats, box: Sequence[float]) -> dict[str, Any]:
     rows, columns = (clean != image).any(axis=0).nonzero()
     changed = list(zip(columns.tolist(), rows.tolist(), strict=True))
-    # What lies outside [-1, 1] is drawn as black or white.
-    levels = np.rint((np.clip(image, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+    # What lies outside of the box is drawn as black or white.
+    low, high = box
+    levels = np.rint((np.clip(image, low, high) - low) * (255 / (high - low))).astype(np.uint8)
     colours = np.broadcast_to(levels, (3, *levels.shape[1:])).transpose(1, 2, 0)
     uri = "data:image/png;base64," + base64.b64encode(png(colours)).decode()
     return {"uri": uri, "width": image.shape[2], "height": image.shape[1], "changed": changed}

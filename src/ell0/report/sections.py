@@ -101,11 +101,11 @@ def view_of(run: Run) -> View:
     items = "images" if run.data or run.exhibits or "pixel" in counted else "rows"
     scale = "The values of clean images lie within ±1." if run.data else ""
     verdict = verdict_of(clean, certified, worst, single, units, items)
-    quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.recipe.quoted] if run.recipe else []
+    quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.quoted]
     sections = (
         Section("Accuracy", accuracies=_accuracies(clean, worst, single) if clean or worst or single else None),
         Section("Robust accuracy over budget and queries", charts=list(_curves(worst, single, styles, units))),
-        certified_section(certified, radii, [*worst, *apart], units) if certified else None,
+        certified_section(certified, radii, [*worst, *apart], units, clean, quoted) if certified else None,
         _listing("Counted in pixels", "Robust accuracy where one change is one pixel, with all its channels", apart),
         _listing(
             "Of the rows classified rightly", "Robust accuracy as a share of the rows classified rightly", of_right
@@ -198,8 +198,15 @@ def _share_point(row: Measurement, along: str, words: str) -> ChartPoint:
     return ChartPoint(row[along], 100 * row.value, low, high, f"{number(row[along])} {words} {figure_words(row)}")
 
 
-def certified_section(certified: Rows, radii: Rows, worst: Rows, units: str) -> Section:
-    """The sandwich: certified <= true <= attacked."""
+def certified_section(
+    certified: Rows,
+    radii: Rows,
+    worst: Rows,
+    units: str,
+    clean: Sequence[Measurement] = (),
+    quoted: Sequence[Measurement] = (),
+) -> Section:
+    """What is proven over the budget, then the sandwich: certified <= true <= attacked."""
     votes = {who(row): number(row.beside["forwards"]) for row in certified if "forwards" in row.beside}
     medians = []
     for row in (row for row in radii if finite(row.value)):
@@ -216,20 +223,44 @@ def certified_section(certified: Rows, radii: Rows, worst: Rows, units: str) -> 
     head = ("classifier", f"{units} changed", "values", "certified", "stands under attack", "neither proven nor broken")
     return Section(
         "Proven and broken",
-        charts=list(_sandwich(certified, worst, units)),
+        charts=[*_proven(certified, clean, quoted, units), *_sandwich(certified, worst, units)],
         table=PageTable(head, tuple(lines)),
         caption="Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
         certified={"bounds": {who(row) for row in certified} > {*votes}, "votes": votes, "medians": medians},
     )
 
 
-def _terms(row: Measurement, units: str) -> str:
-    """What a certificate is about, beside its budget."""
-    method, confidence = row.get("method", "best"), row.beside.get("confidence")
+def _terms(row: Measurement, units: str, sure: bool = True) -> str:
+    """What a certificate is about, beside its budget.  sure: also how sure it is."""
+    method, confidence = row.get("method", "best"), row.beside.get("confidence") if sure else None
     by = None if method == "best" else f"by {method}"
-    sure = None if confidence is None else f"with {percent(confidence)} confidence"
+    chance = None if confidence is None else f"with {percent(confidence)} confidence"
     pixels = "counted in pixels" if row.get("unit") == "pixel" and units != "pixels" else None
-    return ", ".join(filter(None, [beta_words(row) or "any value", pixels, by, sure]))
+    return ", ".join(filter(None, [beta_words(row) or "any value", pixels, by, chance]))
+
+
+def _proven(
+    certified: Rows, clean: Sequence[Measurement], quoted: Sequence[Measurement], units: str
+) -> Iterator[Chart]:
+    """Certified accuracy over the budget, a line for each classifier, from its clean accuracy on; published medians."""
+    for terms, rows in grouped(certified, lambda row: _terms(row, units, sure=False)):
+        lines: list[Series] = []
+        for (name, sure), some in grouped(rows, lambda row: (who(row), row.beside.get("confidence"))):
+            # The clean accuracy of as many rows: of others it may lie below what is proven.
+            start = [row for row in clean if who(row) == name and row.n == some[0].n][:1]
+            some = [*(replace(row, identity={**row.identity, "budget": 0}) for row in start), *some]
+            points = [_share_point(row, "budget", units) for row in sorted(some, key=lambda row: row["budget"])]
+            words = name if sure is None else f"{name}, with {percent(sure)} confidence"
+            lines.append(Series(words, len(lines), points))
+        medians = [row for row in quoted if row.what == "certified_radius" and "beta" not in rows[0]]
+        for row in (row for row in medians if row.get("unit", "feature") == rows[0].get("unit", "feature")):
+            # A median of r: half of the rows are certified at r.
+            point = ChartPoint(row.value, 50.0, words=str(row.get("source", NONE)))
+            words = f"{who(row)}, published median {number(row.value)}"
+            lines.append(Series(words, len(lines), [point], published=True))
+        if len({point.x for line in lines for point in line.points}) > 1:
+            axes = Axis(f"{units} changed", "values"), Axis("certified accuracy", ends=(0.0, 100.0), unit=" %")
+            yield Chart("Proven over the budget", terms, *axes, lines)
 
 
 def _attacked(row: Measurement, worst: Rows) -> Measurement | None:
@@ -243,16 +274,17 @@ def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
     """For each classifier and box what is proven and what stands; of the attacked rows, where those are fewer."""
     for (name, terms), rows in grouped(certified, lambda row: (who(row), _terms(row, units))):
         rows = sorted(rows, key=lambda row: row["budget"])
-        if len(rows) < 2:
-            continue
         attacked = [one for row in rows if (one := _attacked(row, worst)) is not None]
+        if len(rows) < 2 or not attacked:
+            continue
         sizes = {one.n for one in attacked}
         if len(sizes) == 1 and sizes != {row.n for row in rows} and None not in {one.certified for one in attacked}:
             terms += f"; the {number(sizes.pop())} rows that were attacked"
             rows = [Measurement("certified_accuracy", one["certified"], identity=one.identity) for one in attacked]
-        both = [Series("certified", 0, [_share_point(row, "budget", units) for row in rows])]
-        if attacked:
-            both.append(Series("stands under attack", 1, [_share_point(row, "budget", units) for row in attacked]))
+        both = [
+            Series(words, style, [_share_point(row, "budget", units) for row in some])
+            for style, (words, some) in enumerate({"certified": rows, "stands under attack": attacked}.items())
+        ]
         axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
         yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, both)
 

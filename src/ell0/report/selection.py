@@ -16,15 +16,16 @@ _SETTING = ("classifier", "k", "adversarial", "attack", "budget", "queries", "st
 
 
 def within(row: Measurement) -> str | None:
-    """The box of a row, in words."""
-    if row.get("beta") is None:
-        return None
-    beta = number(row["beta"])
-    return f"within {beta} times the normalised range" if "box" in row else f"within ±{beta}"
+    """The box of a row, in words. A named or written ``box`` is made ``beta`` times as wide."""
+    beta, box = row.get("beta"), row.get("box")
+    if beta is None or box is None:
+        return f"within {box}" if box else None if beta is None else f"within ±{number(beta)}"
+    box = "the normalised range" if box == "normalised" else box
+    return f"within {box}" if beta == 1 and box.startswith("[") else f"within {number(beta)} times {box}"
 
 
 def beta_words(row: Measurement) -> str | None:
-    return None if row.get("beta") is None else f"values {within(row)}"
+    return f"values {within(row)}" if within(row) else None
 
 
 def who(row: Measurement) -> str:

@@ -26,7 +26,8 @@ class Checkpoint:
 
     tensors: the model's, by name.  card: what `save_checkpoint` or `fit` was given.
     about: the model in words, versions, and of a training its config, epoch and log.
-    state: of an unfinished training, the tensors of its ``"optimizer"`` and of X' (``"appended"``).
+    state: of an unfinished training, the tensors of its ``"optimizer"``, its average of the weights included, and of X'
+        (``"appended"``).
     """
 
     tensors: dict[str, Tensor]

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from ..common import check_count
 
 Schedule = Literal["steps", "cosine"]
-Optimizer = Literal["sgd", "adam"]
+Optimizer = Literal["sgd", "adam", "adamw"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Augment = Literal["none", "crop-flip", "crop-flip-once", "shift"]
+Augment = Literal["none", "crop-flip", "crop-flip-once", "crop-flip-reflect", "shift"]
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,19 @@ class TrainConfig:
     rates: learning rates. With ``"steps"`` each holds for an equal share of the epochs, in whole epochs; ``"cosine"``
         takes one rate, which falls to 0 over all steps.
     warm_up: share of all steps, in [0, 1), over which a cosine rises from 0 first.
-    momentum: of SGD; for Adam its first beta.  weight_decay: added to the gradient, times the weights.
+    momentum: of SGD; for Adam its first beta.
+    weight_decay: added to the gradient, times the weights. ``"adamw"`` decays the weights themselves, by the rate times
+        this, except biases, norms (all with fewer than two axes) and embeddings.
+    ema: decay of an exponential average of weights and running statistics, in [0, 1): the average is what validation
+        sees and what the model has in the end. The first steps count more, so the start is soon forgotten. 0: none.
     refresh: the attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
     rounds: True: every ``refresh`` epochs, also without an attack, begin a round. It has a new optimizer (momentum 0)
         and keeps its batches in all its epochs. Default: one optimizer, and new batches in each epoch.
     augment: ``"crop-flip"`` moves each image of a step, also those of X', by up to 4 pixels in both directions, fills
         with 0 and mirrors half of them. ``"crop-flip-once"`` does it once, before the first epoch, and fills with black
-        (-1), so the attack gets the moved images. ``"shift"`` moves each image of a step by up to 1 pixel and fills
-        with the nearest pixel.
+        (-1), so the attack gets the moved images. ``"crop-flip-reflect"`` is ``"crop-flip"`` with the image mirrored at
+        its outermost pixels in place of 0. ``"shift"`` moves each image of a step by up to 1 pixel and fills with the
+        nearest pixel.
     seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
         initialises the weights.
     precision: ``"tf32"``: dense products on a GPU, in steps, attacks and validation; ``"bf16"``: the forward pass of
@@ -48,6 +53,7 @@ class TrainConfig:
     optimizer: Optimizer = "sgd"
     momentum: float = 0.9
     weight_decay: float = 0.0
+    ema: float = 0.0
     refresh: int = 25
     rounds: bool = False
     augment: Augment = "none"
@@ -71,7 +77,7 @@ class TrainConfig:
             raise ValueError(f"rates must be a tuple of at least one number >= 0, got {self.rates!r}")
         if not _is_number(self.weight_decay):
             raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay!r}")
-        for name in ("momentum", "warm_up"):
+        for name in ("momentum", "warm_up", "ema"):
             if not _is_number(getattr(self, name)) or getattr(self, name) >= 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}")
         if self.schedule == "cosine" and len(self.rates) > 1:

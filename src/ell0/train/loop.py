@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -188,6 +188,8 @@ class _TrainingRun(TrainingArguments):
                 self._stepper.restart()
             attacks = self.attack is not None and self.config.attacks_before(epoch)
             self.log.append(self._epoch(epoch, self._append(epoch) if attacks else 0.0))
+            if epoch + 1 == self.config.epochs and self._stepper.average is not None:
+                self._stepper.average.take()
             self.team.once(partial(self.folder.log, list(map(asdict, self.log))))
             self._save()
             self.progress(self.log[-1].step)
@@ -283,7 +285,8 @@ class _TrainingRun(TrainingArguments):
         if self.validation is None:
             return None
         self.model.eval()
-        right = self.team.by_row(self._right, *self.validation)
+        with nullcontext() if self._stepper.average is None else self._stepper.average.shown():
+            right = self.team.by_row(self._right, *self.validation)
         self.model.train()
         return int(right.sum()) / len(right)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -116,12 +116,13 @@ def _rows_of_a_call(x: Tensor) -> int:
 class Moves:
     """Shifts by up to ``reach`` pixels in both directions, each with its mirror image if ``mirrored``.
 
-    fill: what comes in at the edges; None: the nearest pixel.  once: before the first epoch, not in each step.
+    fill: what comes in at the edges: a number, the nearest pixel, or the image mirrored at its outermost pixels.
+    once: before the first epoch, not in each step.
     """
 
     reach: int
     mirrored: bool
-    fill: float | None
+    fill: float | Literal["nearest", "reflect"]
     once: bool = False
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -139,18 +140,28 @@ class Moves:
         if self.mirrored:
             x = torch.where((ways % 2 == 1).unsqueeze(1), x.flip(1), x)
         y, x = y.view(-1, 1, height, 1), x.view(-1, 1, 1, width)
+        if self.fill == "reflect":
+            y, x = _reflected(y, height), _reflected(x, width)
         channel = torch.arange(channels, device=points.device).view(1, -1, 1, 1)
         # One gather: no padded copy is made.
         moved = points[rows.view(-1, 1, 1, 1), channel, y.clamp(0, height - 1), x.clamp(0, width - 1)]
-        if self.fill is None:
+        if isinstance(self.fill, str):
             return moved
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         return torch.where(inside, moved, self.fill)
+
+
+def _reflected(places: Tensor, length: int) -> Tensor:
+    """Places inside of a line 0 .. length - 1, of which those outside are mirror images, as often as needed."""
+    period = max(2 * (length - 1), 1)
+    places = places % period
+    return torch.minimum(places, period - places)
 
 
 AUGMENTS: dict[Augment, Moves] = {
     # Not filled with black: truncation would spend its k on the margin.
     "crop-flip": Moves(reach=4, mirrored=True, fill=0.0),
     "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
-    "shift": Moves(reach=1, mirrored=False, fill=None),
+    "crop-flip-reflect": Moves(reach=4, mirrored=True, fill="reflect"),
+    "shift": Moves(reach=1, mirrored=False, fill="nearest"),
 }

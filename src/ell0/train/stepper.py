@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..parallel import ALONE, Team
+from .average import Average
 from .config import TrainConfig
 
 BatchLoss = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -46,9 +47,13 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tenso
 class ModelWithLoss(nn.Module):
     """Scores and loss of a batch, as one module, which is what ranks average the gradients of."""
 
-    def __init__(self, model: nn.Module, batch_loss: BatchLoss, bf16: bool) -> None:
+    def __init__(self, model: nn.Module, batch_loss: BatchLoss, bf16: bool, average: Average | None) -> None:
         super().__init__()
         self.model, self._batch_loss, self._bf16 = model, batch_loss, bf16
+        if average is not None:
+            # The statistics of ranks differ: as buffers, those of rank 0 reach the others.
+            for place, buffer in enumerate(average.of_buffers()):
+                self.register_buffer(f"average{place}", buffer)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
@@ -59,7 +64,7 @@ class Stepper:
     """A model in train mode with its optimizer; `step` trains on one batch.
 
     batch_loss: None is `cross_entropy`.
-    rate: the learning rate, a scalar on the device; write to it between steps.
+    rate: the learning rate, a scalar on the device; write to it between steps.  average: None without one.
     totals: ``(2,)`` float64 on the device: losses and rows classified right, summed over rows until `take`.
     """
 
@@ -69,7 +74,9 @@ class Stepper:
         self, model: nn.Module, config: TrainConfig, team: Team = ALONE, batch_loss: BatchLoss | None = None
     ) -> None:
         self.model, self.batch_loss = model, batch_loss
-        self._forward = team.averaged(ModelWithLoss(model, batch_loss or cross_entropy, config.precision == "bf16"))
+        self.average = Average(model, config.ema) if config.ema else None
+        with_loss = ModelWithLoss(model, batch_loss or cross_entropy, config.precision == "bf16", self.average)
+        self._forward = team.averaged(with_loss)
         self._names = {weights: name for name, weights in model.named_parameters() if weights.requires_grad}
         self._device = next(iter(self._names)).device
         self.rate = torch.tensor(config.rates[0], dtype=torch.float32, device=self._device)
@@ -86,6 +93,8 @@ class Stepper:
         scores, loss = found
         loss.backward(torch.full_like(loss, weight))
         self._optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.totals += torch.stack((loss.detach() * len(y), (scores.detach().argmax(1) == y).sum()))
         return loss.detach()
 
@@ -96,12 +105,8 @@ class Stepper:
         return loss, right
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors, by kind and name of the parameter."""
-        return {
-            f"{kind}/{name}": tensor
-            for parameter, name in self._names.items()
-            for kind, tensor in self._optimizer.state[parameter].items()
-        }
+        """The tensors of optimizer and average, by kind and name of the parameter."""
+        return self._optimizer_state() | ({} if self.average is None else self.average.state())
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Takes over what `state` returned."""
@@ -110,8 +115,15 @@ class Stepper:
 
     def restart(self) -> None:
         """Makes the optimizer a new one, in place: a graph keeps the addresses of its tensors."""
-        for tensor in self.state().values():
+        for tensor in self._optimizer_state().values():
             tensor.zero_()
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        return {
+            f"{kind}/{name}": tensor
+            for parameter, name in self._names.items()
+            for kind, tensor in self._optimizer.state[parameter].items()
+        }
 
     def _build(self, config: TrainConfig) -> torch.optim.Optimizer:
         """Only the fused kernels read the rate from the device, as a graph must."""
@@ -122,16 +134,24 @@ class Stepper:
             kinds = ["momentum_buffer"] if momentum else []
         else:
             betas, captured = (momentum, 0.999), self._device.type == "cuda"
-            optimizer = torch.optim.Adam(
-                parameters, self.rate, betas, weight_decay=decay, capturable=captured, fused=True
-            )
+            groups, adam = [{"params": parameters}], torch.optim.Adam
+            if config.optimizer == "adamw":
+                groups, adam = self._decayed_apart(), torch.optim.AdamW  # type: ignore[assignment]
+            optimizer = adam(groups, self.rate, betas, weight_decay=decay, capturable=captured, fused=True)
             kinds = ["exp_avg", "exp_avg_sq"]
         # Made here and not in the first step, so that a checkpoint and a graph have something to write to.
         for parameter in parameters:
             optimizer.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
-            if config.optimizer == "adam":
+            if config.optimizer != "sgd":
                 optimizer.state[parameter]["step"] = torch.zeros((), device=self._device)
         return optimizer
+
+    def _decayed_apart(self) -> list[dict[str, Any]]:
+        """Two groups of parameters; the second, biases, norms and embeddings, does not decay."""
+        embeddings = {m.weight for m in self.model.modules() if isinstance(m, nn.Embedding)}
+        spared = [each for each in self._names if each.ndim < 2 or each in embeddings]
+        decayed = [each for each in self._names if each.ndim >= 2 and each not in embeddings]
+        return [{"params": some} | rest for some, rest in ((decayed, {}), (spared, {"weight_decay": 0.0})) if some]
 
 
 class GraphStepper(Stepper):

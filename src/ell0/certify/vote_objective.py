@@ -1,0 +1,124 @@
+"""Training on the certificate of votes of parts: the loss of each epoch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..common import check_count
+
+Ramp = tuple[float, float]
+TrainedVotes = Literal["softmax", "tanh", "clip"]
+_STEPS = 16  # in which the weight of the bound rises: each weight is a loss of its own, which a graph is captured for
+
+
+@dataclass(frozen=True)
+class VoteObjective:
+    """An objective of `ell0.train.fit`: every part learns the label, and the vote its bound at ``budget`` changes.
+
+        (1 - mix) * mean over parts t of cross_entropy(l_t, y) + mix * cross_entropy(z, y)
+        z_y = 0,  z_c = -alpha * (sum_t d_t(y, c) - sum of the budget largest 1 + d_t(y, c))
+
+    with the logits l_t of part t. The bracket is the least by which y beats c if ``budget`` parts may say anything: a
+    changed part moves d_t to -1 at worst. A part prefers y to c by
+
+        softmax:  p_t[y] - p_t[c],  p_t = softmax(l_t / tau)     (plurality)
+        tanh:     tanh((l_t[y] - l_t[c]) / tau)                  (the duel, with a gradient everywhere)
+        clip:     clip((l_t[y] - l_t[c]) / tau, -1, 1)           (the duel)
+
+    A part that has learnt nothing yet has no vote worth defending: budget and mix rise from 0.
+
+    Args:
+        budget: parts that may be changed in the end, below half of the parts.
+        mix: weight of the bound's loss in the end, in [0, 1].
+        votes: how a part prefers one class to another; the certificate may use another rule.
+        tau: > 0.  alpha: > 0. Default: 16 over the number of parts.
+        smoothing: of the labels, in [0, 1), for single parts.
+        mix_ramp, budget_ramp: shares of the epochs at which mix and budget begin and end to rise.
+    """
+
+    budget: int
+    mix: float = 0.8
+    votes: TrainedVotes = "softmax"
+    tau: float = 1.0
+    alpha: float | None = None
+    smoothing: float = 0.1
+    mix_ramp: Ramp = (0.1, 0.4)
+    budget_ramp: Ramp = (0.1, 0.5)
+
+    bf16: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", check_count("budget", self.budget, least=0))
+        if not 0 <= self.mix <= 1:
+            raise ValueError(f"mix must lie in [0, 1], got {self.mix!r}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), got {self.smoothing!r}")
+        if self.votes not in get_args(TrainedVotes):
+            raise ValueError(f'votes must be "softmax", "tanh" or "clip", got {self.votes!r}')
+        for name, scale in (("tau", self.tau), ("alpha", 1.0 if self.alpha is None else self.alpha)):
+            if not 0 < scale < math.inf:
+                raise ValueError(f"{name} must be a finite number > 0, got {scale!r}")
+        for name in ("mix_ramp", "budget_ramp"):
+            ramp = tuple(getattr(self, name))
+            if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1:
+                raise ValueError(f"{name} must be two shares of the epochs, the first at most the second, got {ramp!r}")
+            object.__setattr__(self, name, ramp)
+
+    def at(self, epoch: int, epochs: int) -> VoteObjective:
+        """The loss of an epoch: the objective with the mix and the budget that it has then."""
+        done = epoch / (epochs - 1) if epochs > 1 else 1.0
+        mix = self.mix * round(_STEPS * _risen(done, self.mix_ramp)) / _STEPS
+        budget = round(self.budget * _risen(done, self.budget_ramp))
+        return replace(self, budget=budget, mix=mix, mix_ramp=(0.0, 0.0), budget_ramp=(0.0, 0.0))
+
+    def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Raises ValueError unless the model is a vote of enough parts."""
+        with torch.no_grad():
+            self(model, x, y)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores z ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar.
+
+        Nothing waits for the device, so that a CUDA graph can hold it.
+        """
+        part_logits = getattr(model, "part_logits", None)
+        if not callable(part_logits):
+            raise ValueError(f"model must be a vote of parts, which has part_logits, got {type(model).__name__}")
+        logits = cast(Tensor, part_logits(x))  # (n, parts, classes)
+        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+        parts = logits.shape[1]
+        if 2 * self.budget >= parts:
+            raise ValueError(f"budget must be below half of the parts, got budget={self.budget} with {parts} parts")
+        label = y.view(-1, 1, 1).expand(-1, parts, 1)
+        worst = worst_margins(self._preferences(logits, label), self.budget)
+        scores = -(self.alpha or 16 / parts) * worst.scatter(1, y.unsqueeze(1), 0.0)
+        loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=self.smoothing)
+        if self.mix:
+            loss = (1 - self.mix) * loss + self.mix * F.cross_entropy(scores, y)
+        return scores, loss
+
+    def _preferences(self, logits: Tensor, label: Tensor) -> Tensor:
+        """d_t(y, c), ``(n, parts, classes)``; 0 at y."""
+        logits = logits / self.tau
+        if self.votes == "softmax":
+            logits = logits.softmax(2)
+        ahead = logits.gather(2, label) - logits
+        return ahead if self.votes == "softmax" else ahead.tanh() if self.votes == "tanh" else ahead.clamp(-1, 1)
+
+
+def worst_margins(preferences: Tensor, budget: int) -> Tensor:
+    """The least that preferences ``(n, parts, classes)`` in [-1, 1] sum to, if ``budget`` parts may say anything."""
+    # The sum of the largest 1 + d is that of the largest d, plus their number.
+    return preferences.sum(1) - preferences.topk(budget, 1).values.sum(1) - budget
+
+
+def _risen(done: float, ramp: Ramp) -> float:
+    """The share of the way from the begin of a ramp to its end."""
+    begin, end = ramp
+    return 1.0 if done >= end else 0.0 if done <= begin else (done - begin) / (end - begin)
