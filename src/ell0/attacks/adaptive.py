@@ -1,4 +1,4 @@
-"""An attack that knows the defence: it searches coordinates and values where truncation leaves a way in."""
+"""An attack that knows the defence: it searches coordinates and values where truncation or a vote leaves a way in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
-from .parts import search_parts
+from .parts import PartSearch
 from .sparse_rs import Search
 from .surrogate import Vote
 
@@ -29,7 +29,7 @@ _INSIDE = 0.999  # of the way from one threshold of a mask to the other: values 
 
 @attack(
     white_box=True, gradients_only=False, random=True, cascade=3,
-    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600},
+    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600}, knows_votes=True,
 )  # fmt: skip
 def adaptive(
     model: Model,
@@ -53,7 +53,8 @@ def adaptive(
     a random search from there. An element-wise mask (`InputTruncation`) sets extremes to 0, so there the values just
     inside its thresholds are tried too. The gradient scores a model without such a layer at its input (behind an
     `InputClamp` and an `InputScale` at most), or with a way around that layer. Behind a clamp a value beyond it is
-    scored as the end of it.
+    scored as the end of it. Of a vote of parts each query tries a unit in every part, and the best units of the best
+    parts change (`PartSearch`): three quarters of the queries, before the random search.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -63,15 +64,16 @@ def adaptive(
     check_count("queries", queries)
     check_count("candidates", candidates)
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
-        vote = _vote(victim) if ball.budget else None
-        if vote is not None:
-            search_parts(victim, *vote, queries)
-        elif ball.budget:
-            scorer = _scorer(victim)
-            greedy = _Greedy(victim, scorer, candidates, queries)
-            greedy.grow()
-            greedy.swap()
-            search = Search(victim, box=scorer.inner, first=_SEARCH, start=victim.x_best, limit=queries)
+        if ball.budget and len(victim.standing):
+            vote, inner = _vote(victim), None
+            if vote is not None and queries > 8:
+                PartSearch(victim, *vote).run(3 * queries // 4)
+            else:
+                scorer = _scorer(victim)
+                inner, greedy = scorer.inner, _Greedy(victim, scorer, candidates, queries)
+                greedy.grow()
+                greedy.swap()
+            search = Search(victim, box=inner, first=_SEARCH, start=victim.x_best, limit=queries)
             left = queries - victim.queries[victim.standing]
             for _ in victim.while_standing(range(int(left.max()) if len(left) else 0), "adaptive, searching"):
                 search.step(1)

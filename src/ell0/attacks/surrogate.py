@@ -43,13 +43,13 @@ def surrogate_gradients(model: object) -> Iterator[None]:
         d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
 
     An `InputTruncation` and an `InputClamp` pass the gradient on unchanged, beyond the ends of the clamp too: from
-    there a number can come back. Parameters keep their ordinary gradients. A `Vote` in eval mode has a
-    gradient to every part, also to those that can say no more; its parameters have that one, too. Nothing changes for a model that is not an
-    ``nn.Module``. Afterwards the layers are as they were; uses may be nested.
+    there a number can come back. Parameters keep their ordinary gradients. A `Vote` in eval mode has a gradient to
+    every part, also to one that can say no more. Nothing changes for a model that is not an ``nn.Module``. Afterwards
+    the layers are as they were; uses may be nested.
     """
     kinds = (TruncatedLinear, InputTruncation, InputClamp)
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    layers = [layer for layer in modules if isinstance(layer, kinds) or isinstance(layer, Vote)]
+    layers = [layer for layer in modules if isinstance(layer, (*kinds, Vote))]
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult, declared
 from ..attacks.contract import Model, Victim
+from ..attacks.surrogate import Vote
 from ..common import Progress, Step, check_count, check_out, did_you_mean, seeded, silent
 from ..parallel import ALONE, Team
 from ..precision import dense_products
@@ -141,11 +142,13 @@ def evaluate(
     attacked, first = Attacked(model, x, y, ball), torch.zeros(1, dtype=torch.int64, device=x.device)
     with attacked.victim(first):  # the model stays in eval mode to the end, for every attack
         probe = team.once(partial(Probe.of, model, x))
-        blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
+        # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
+        needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
+        blocked = [name for name, most in needs.items() if probe.blind > most]
         if blocked and attacks is not None:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
-        clean, wrong, blind = clean_pass(attacked, batch, probe.differentiable, team)
+        clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
         _rehearse(attacked, entries, first, seed)
         parts = {} if path is None else _identity(attacked, entries, steps, seed, tf32)
         state = State.fresh(x, clean, wrong, len(entries))
@@ -174,13 +177,15 @@ def evaluate(
     # A white-box attack that is not declared is taken for one that uses gradients only.
     said = {name: declared(entry.attack) for name, entry in entries.items()}
     gradients_only = {name: own.gradients_only if own else entries[name].white_box for name, own in said.items()}
+    votes = isinstance(model, nn.Module) and any(isinstance(module, Vote) for module in model.modules())
+    missing = [one.name for one in ATTACKS.values() if one.knows_votes and votes and one not in said.values()]
     return Evaluation(
         ball=ball,
         attacks={name: entry.white_box for name, entry in entries.items()},
         budgets=steps,
         seconds=tuple(state.seconds.tolist()),
         units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=raised(probe, state, gradients_only, training, blocked, int(blind.sum()), lost),
+        flags=raised(probe, state, gradients_only, training, blocked, useless, lost, missing),
         **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
     )
 
