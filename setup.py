@@ -1,16 +1,20 @@
-"""Builds the CPU kernel: one source, compiled once for each instruction set.
+"""Builds the CPU kernel, one source compiled once for each instruction set, and records the commit.
 
 Everything else is in pyproject.toml. The extension is optional: without a compiler the install goes on, and the
-torch path serves.
+torch path serves. Wheels and sdists hold ell0/commit.txt, which results name.
 """
 
 from __future__ import annotations
 
 import platform
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 CSRC = Path("src/ell0/ops/csrc")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
@@ -36,6 +40,31 @@ class BuildKernel(build_ext):
         super().build_extension(ext)
 
 
+def record_commit(package: Path) -> None:
+    """Writes the commit of this checkout into a copy of the package; an unpacked sdist has it already."""
+    words = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
+    if Path(".git").exists():
+        commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        (package / "commit.txt").write_text(commit)
+
+
+class BuildPackage(build_py):
+    """Copies the package."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            record_commit(Path(self.build_lib, "ell0"))
+
+
+class Sdist(sdist):
+    """Packs the sources."""
+
+    def make_release_tree(self, base_dir: str, files: Sequence[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        record_commit(Path(base_dir, "src", "ell0"))
+
+
 kernel = Extension(
     "ell0.ops._kernel",
     sources=[str(CSRC / "kernel.cpp")],
@@ -44,4 +73,4 @@ kernel = Extension(
     language="c++",
     optional=True,
 )
-setup(ext_modules=[kernel], cmdclass={"build_ext": BuildKernel})
+setup(ext_modules=[kernel], cmdclass={"build_ext": BuildKernel, "build_py": BuildPackage, "sdist": Sdist})

@@ -186,7 +186,7 @@ def compare(
     at_equal_price(compared, ball, price)
     if rs_attack is not None:
         run.say("Sparse-RS of its authors")
-        _against_authors(compared, L0Ball(budget), queries, rs_attack)
+        _against_authors(compared, L0Ball(budget, low=-1.0, high=1.0), queries, rs_attack)
     if importlib.util.find_spec("foolbox") is not None:
         run.say("foolbox")
         against_foolbox(Comparison(run, results, network, x[:100], y[:100], what))
@@ -332,7 +332,7 @@ def _load_reference(path: Path) -> Any:
 def against_foolbox(compared: Comparison) -> None:
     """Median distances over any number of changed features, 10 repeats, and what they take."""
     x, y = compared.x, compared.y
-    ball, repeats, steps = L0Ball(x[0].numel()), 10, 100
+    ball, repeats, steps = L0Ball(x[0].numel(), low=-1.0, high=1.0), 10, 100
 
     def run(attack: str, times: int, **settings: Any) -> tuple[Tensor, dict[str, float]]:
         foolbox = importlib.import_module("foolbox")

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ell0 import data, models
-from ell0.common import check_out, device_of
+from ell0.common import device_of
+from ell0.files import check_out
 from ell0.results import Measurement, Results
 
 IN, OUT = 784, 1568

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from balls import within_one
 from ell0 import ATTACKS, L0Ball, certify, models, ops
 from ell0.nn import InputScale, InputTruncation, TruncatedLinear
 from ell0.ops import gpu, reference
@@ -240,7 +241,7 @@ def half_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def certified_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Its bound is that of changed pixels."""
-    return F.cross_entropy(-certify.margins(net, x, y, 2, L0Ball(2, "pixel")), y)
+    return F.cross_entropy(-certify.margins(net, x, y, 2, within_one(2, "pixel")), y)
 
 
 def check_cuda_graphs() -> None:

@@ -9,18 +9,19 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from balls import trades_within_one, within_one
 from ell0 import L0Ball, certify, models, train
 from ell0.attacks import sparse_rs
 from ell0.certify import Partition, PartitionEnsemble, PartVote, RandomisedAblation
 from ell0.nn import InputClamp, InputTruncation
 from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.synthesis import AnalysisBySynthesis, ClassBounds
-from ell0.train import Trades, TrainConfig, fit
+from ell0.train import TrainConfig, fit
 from ell0.train.rows import AUGMENTS
 from ell0.train.stepper import GraphStepper, Stepper
 from gpu_checks import run_checks
@@ -182,7 +183,7 @@ def check_augmented_rows() -> None:
 def check_attack_in_the_step() -> None:
     """A graph holds the attack: draws of its own in every replay, given by the seed, losses as without a graph."""
     x, y = (t.cuda() for t in images(256))
-    trades = Trades(60, "pixel", steps=5)
+    trades = trades_within_one(60, "pixel", steps=5)
     for precision in ("fp32", "bf16"):
         kind: dict[str, Any] = {"precision": precision}
         config = replace(CONFIG, batch=len(x), **kind)
@@ -210,7 +211,7 @@ def check_attack_in_the_step() -> None:
         assert (again[0] - again[1]).abs().max() < 0.1 * (again[0] - again[2]).abs().max(), again
     waits_for_nothing(partial(eager.step, x, y))
     config = replace(CONFIG, epochs=10, rates=(0.002,), precision="bf16")
-    training = fit(convolutions(), images(640), config, objective=Trades(60, "pixel", steps=5))
+    training = fit(convolutions(), images(640), config, objective=trades_within_one(60, "pixel", steps=5))
     assert training.epochs[-1].train_accuracy > 0.9, [epoch.train_accuracy for epoch in training.epochs]
 
 
@@ -220,18 +221,23 @@ def check_votes() -> None:
     base = models.cnn(in_shape=(6, 32, 32), widths=(16, 32), depth=2)
     ablation = RandomisedAblation(base, 200, selection=50, samples=200, precision="bf16").cuda()
     config = TrainConfig(epochs=20, batch=64, rates=(0.002,), optimizer="adam", graph=True)
-    for model in (PartitionEnsemble((3, 32, 32), 16, hidden=(32,)).cuda(), ablation):
-        training = fit(model, (x, y), config)
-        assert training.epochs[-1].loss < 0.5 * training.epochs[0].loss, training.epochs
-        radii = model.eval().radius(x[:40], y[:40], L0Ball(1, "pixel"))
+    ensemble = PartitionEnsemble(models.resnet9(), (3, 32, 32), 16).cuda()
+    for model, objective in ((ensemble, ensemble.objective), (ablation, None)):
+        training = fit(model, (x, y), config, objective=objective)
+        assert training.epochs[-1].loss < 0.7 * training.epochs[0].loss, training.epochs
+        radii = cast(certify.Certifier, model.eval()).radius(x[:40], y[:40], within_one(1, "pixel"))
         assert float(radii.double().mean()) > 0, radii
-    stepper = GraphStepper(ablation.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
-    losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}
-    assert len(losses) == 3, losses
+    for model in (ensemble, ablation):
+        stepper = GraphStepper(model.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
+        losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}
+        assert len(losses) == 3, losses
 
 
 def check_part_networks() -> None:
-    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns."""
+    """With AdamW and an average: a step waits for nothing, a graph ends as eager steps do, and bf16 learns.
+
+    Then a pixel touches its own part alone, bit for bit and whatever its value, and the radii are the CPU's.
+    """
     (x, y), partition = images(640), Partition.strides((3, 32, 32), (8, 8))
     kinds: dict[Any, dict[str, Any]] = {
         PartMLP: {"width": 128, "depth": 2, "dropout": 0.0},
@@ -259,6 +265,18 @@ def check_part_networks() -> None:
         how = replace(config, epochs=12, precision="bf16")
         training = fit(model, (x, y), how, objective=certify.VoteObjective(3), validation=images(200, seed=1))
         assert (training.epochs[-1].validation_accuracy or 0.0) > 0.3, training.epochs
+        clean, label, others = x[:200].cuda(), y[:200].cuda(), (torch.arange(64) != partition.owner[5 * 32 + 9]).cuda()
+        with torch.no_grad():
+            before = model.eval().part_logits(clean)
+            for value in (torch.nan, torch.inf, -1e30):
+                changed = clean.clone()
+                changed[:, :, 5, 9] = value
+                after = model.part_logits(changed)
+                assert torch.equal(after[:, others], before[:, others]), (kind, value)
+                assert after.isfinite().all()
+        radii = model.radius(clean, label).cpu()
+        assert float((radii > 0).double().mean()) > 0.1, radii
+        assert float((radii == model.cpu().radius(x[:200], y[:200])).double().mean()) > 0.95, kind
 
 
 def check_synthesis() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ell0.data import load
+from ell0.files import write_tensors
 from ell0.results import Measurement, Results, Row, Share
 
 REPOSITORY = Path(__file__).parent.parent
@@ -114,13 +116,19 @@ def gallery(count: int) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
+def write_gallery(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Path:
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    write_tensors(folder / "gallery.safetensors", tensors, {})
+    return folder / "gallery.safetensors"
+
+
 def run_folder(folder: Path, *, epochs: int = 100, images: int = 6) -> Path:
     """Everything a run leaves."""
     for slug, final in (("f0", 0.02), ("f10", 0.06)):
         (folder / slug).mkdir(parents=True)
         (folder / slug / "log.jsonl").write_text(log(epochs, 25, final))
     (folder / "recipe.toml").write_text(RECIPE)
-    np.savez(folder / "gallery.npz", **gallery(images))  # type: ignore[arg-type]  # its stub wants no dict
+    write_gallery(folder, gallery(images))
     results("mnist-table1", rows()).save(folder / "results.json")
     return folder
 

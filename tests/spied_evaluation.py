@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from balls import within_one
 from ell0.attacks import AttackResult
 from ell0.evaluation import Entry, Evaluation, evaluate
 from ell0.threat import L0Ball
@@ -107,7 +108,7 @@ def rows(n: int = N) -> tuple[Tensor, Tensor]:
 
 def evaluate_line(**changed: Any) -> Evaluation:
     x, y = rows()
-    usual = {"model": Line(), "x": x, "y": y, "ball": L0Ball(2), "attacks": {"spy": Entry(Spy(), False)}}
+    usual = {"model": Line(), "x": x, "y": y, "ball": within_one(2), "attacks": {"spy": Entry(Spy(), False)}}
     return evaluate(**{**usual, **changed})
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
+from balls import within_one
 from ell0 import L0Ball, models
 from ell0.attacks import adaptive, sparse_rs
 from ell0.attacks.adaptive import _scorer
@@ -173,7 +174,7 @@ def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) 
     x = torch.where(torch.rand(40, 60, generator=g) < 0.8, -0.99, torch.rand(40, 60, generator=g)).double()
     with torch.no_grad():
         y = net(x).argmax(1)
-    plain = adaptive(net, x, y, L0Ball(2), queries=40, candidates=4)
+    plain = adaptive(net, x, y, within_one(2), queries=40, candidates=4)
     clamped = adaptive(nn.Sequential(InputClamp(), net), x, y, L0Ball(2, low=-100, high=100), queries=40, candidates=4)
     assert not plain.success.all()
     assert torch.equal(clamped.margin, plain.margin)
@@ -228,6 +229,6 @@ def test_a_large_budget_grows_in_sets() -> None:
         return (z.unsqueeze(1) * weight).sum(2)
 
     y = model(x).argmax(1)
-    result = adaptive(model, x, y, L0Ball(60), queries=60)
+    result = adaptive(model, x, y, within_one(60), queries=60)
     assert result.success.all()
     assert result.queries.max() <= 60

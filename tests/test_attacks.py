@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 import ell0
+from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.certify import Rule
@@ -80,7 +81,7 @@ def problem(
     x = random(n, *shape, seed=seed + 7).clamp(-0.9, 0.9).to(dtype)
     y = model(x).argmax(1)
     y[3::5] = (y[3::5] + 1) % 3
-    return Problem(model, x, y, L0Ball(budget, unit), (y + 1) % 3 if targeted else None)
+    return Problem(model, x, y, within_one(budget, unit), (y + 1) % 3 if targeted else None)
 
 
 def check(p: Problem, result: AttackResult, most: float = inf) -> None:
@@ -389,8 +390,8 @@ BAD_ARGUMENTS: dict[str, tuple[Callable[[Problem], Problem], str]] = {
     "whole numbers": (lambda p: replace(p, x=p.x.long()), "x must be a floating-point"),
     "no rows": (lambda p: replace(p, x=p.x[0]), "x must be a floating-point"),
     "NaN": (lambda p: replace(p, x=p.x * nan), "x must be finite"),
-    "budget": (lambda p: replace(p, ball=L0Ball(13)), "budget must be at most .* budget=13 with 12 units"),
-    "pixel": (lambda p: replace(p, ball=L0Ball(1, "pixel")), re.escape('unit="pixel", got shape (7, 12)')),
+    "budget": (lambda p: replace(p, ball=within_one(13)), "budget must be at most .* budget=13 with 12 units"),
+    "pixel": (lambda p: replace(p, ball=within_one(1, "pixel")), re.escape('unit="pixel", got shape (7, 12)')),
     "not a ball": (lambda p: replace(p, ball=cast(Any, 3)), "ball must be an L0Ball, got 3"),
     "label": (lambda p: replace(p, y=p.y + 3), "y must lie in 0 .. 2, .* got [345]"),
     "label beside a target": (lambda p: replace(p, y=p.y + 90, target=p.y), "y must lie in 0 .. 2, .* got 9"),
@@ -483,12 +484,12 @@ def test_the_oracle_is_exact(unit: Unit, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("unit", "shape"), LINEAR)
 def test_rows_within_reach_break(name: str, unit: Unit, shape: tuple[int, ...]) -> None:
     model, x, y = linear(shape, 60, 1)
-    best = optimum(model, x, y, L0Ball(0, unit))
+    best = optimum(model, x, y, within_one(0, unit))
     budget = math.ceil(1.25 * float(best.double().quantile(0.8)))
     reach = (best * 1.25 <= budget).nonzero().squeeze(1)
     assert len(reach) >= 40
     assert best[reach].double().mean() >= 3
-    p = Problem(model, x, y, L0Ball(budget, unit)).part(reach)
+    p = Problem(model, x, y, within_one(budget, unit)).part(reach)
     result = p.attack(name, **(ATTACKS[name].strong or {}))
     check(p, result)
     assert result.success.double().mean() >= 0.95

@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from balls import within_one
 from certify_cases import Case, add_up, attacks, bound, cases, data, few, layers, least_margins, numbers, sets, small
 from ell0 import L0Ball, certify
 from ell0.certify import propagate
@@ -334,8 +335,8 @@ def test_models_without_a_certificate_are_refused(model: Callable[[], nn.Module]
             lambda m, x, y: certify.radius(m, x, y, max_budget=4),
             "for budget=4.*k=3, bounds at most 3 changed features",
         ),
-        (lambda m, x, y: certify.radius(m, x, y, L0Ball(4, low=-inf)), "no certificate exists"),
-        (lambda m, x, _: certify.bounds(m, x, L0Ball(4, high=inf)), "no certificate exists"),
+        (lambda m, x, y: certify.radius(m, x, y, within_one(4, low=-inf)), "no certificate exists"),
+        (lambda m, x, _: certify.bounds(m, x, within_one(4, high=inf)), "no certificate exists"),
         (lambda m, x, y: certify.margins(m, x, y, 4), "no certificate exists"),
         (lambda m, x, y: certify.radius(m, x, y, method=cast(Any, "worst")), 'method must be "best" or "ibp", got'),
         (lambda m, x, y: certify.radius(m, x * inf, y), "finite numbers"),
@@ -344,7 +345,7 @@ def test_models_without_a_certificate_are_refused(model: Callable[[], nn.Module]
         (lambda m, x, y: certify.radius(m, x, y + 1), r"y must lie in \[0, 3\), got 1 to 3"),
         (lambda m, x, y: certify.radius(m, x, y, batch=0), "batch must be an int >= 1, got 0"),
         (lambda m, x, y: certify.radius(m, x, y, max_budget=-1), "budget must be an int >= 0, got -1"),
-        (lambda m, x, y: certify.radius(m, x, y, L0Ball(1, unit="pixel")), "height, width"),
+        (lambda m, x, y: certify.radius(m, x, y, within_one(1, unit="pixel")), "height, width"),
         (lambda m, x, y: certify.accuracy(m, x, y, []), "budgets must be different ints"),
     ],
 )

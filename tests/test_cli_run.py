@@ -64,16 +64,18 @@ def test_run_prints_a_verdict_and_where_the_page_is(tiny: Path, out: Path, capsy
 def test_the_lowest_figure_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Of several attacks, boxes and efforts: the figure is that of the strongest, not of the most favourable."""
     results = Results("any", "ell0 run any")
+    what: dict[str, Any] = {"what": "robust_accuracy", "unit": "pixel", "budget": 2, "n": 9}
     for attack, beta, value in (("sparse_rs", 10.0, 0.9), ("sparse_rs", 1.0, 0.6), ("adaptive", 10.0, 0.7)):
-        results.add(value, what="robust_accuracy", classifier="A", attack=attack, beta=beta, budget=2, n=9)
-    what: dict[str, Any] = {"what": "robust_accuracy", "classifier": "B", "attack": "adaptive", "budget": 2, "n": 9}
+        results.add(value, **what, classifier="A", attack=attack, beta=beta)
+    what |= {"classifier": "B", "attack": "adaptive"}
     results.add(0.65, beta=10.0, **what)
     results.add(0.99, beta=10.0, split="validation", **what)
     for split, value in (("validation", 0.995), (None, 0.5)):
         results.add(value, what="clean_accuracy", classifier="B", split=split, n=20)
     _show(results)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "accuracy in %: sparse_rs, adaptive, values to 10, n = 9; clean: n = 20"
+    said = "accuracy in %: sparse_rs, adaptive, pixels changed, values within ±10, n = 9; clean: n = 20"
+    assert lines[0] == said
     assert [line.split() for line in lines[2:4]] == [["A", "60.0"], ["B", "50.0", "65.0"]]
 
 
@@ -140,6 +142,11 @@ def test_an_interrupt_says_how_to_go_on(
         (["attack", "ell0.models:mlp", "--data", "digits", "--queries", "0"], "queries must be an int >= 1, got 0"),
         (["attack", "torch.nn:Flatten", "--data", "digits", "--budget", "-1"], "budget must be an int >= 0, got -1"),
         (["attack", "torch.nn:Flatten", "--data", "digits", "--beta", "0"], "beta must be a number > 0, got 0"),
+        (
+            ["attack", "torch.nn:Flatten", "--data", "digits", "--low", "0"],
+            "low and high must be given together, such as",
+        ),
+        (["attack", "torch.nn:Flatten", "--beta", "1", "--low", "0"], "beta must be left out beside low and high"),
         (["data", "get", "mnits"], "did you mean 'mnist'?"),
         (["report", "nowhere"], "runs must be one run folder that exists, or out must be given, got nowhere"),
         (["report"], "runs must be one run folder that exists, or out must be given, got none"),
@@ -190,18 +197,25 @@ def test_attack_takes_a_model_of_ones_own(
         "ready = Rows()\n"
         "def build():\n"
         "    return lambda x: x.mean((1, 3))[:, :3]\n"
+        "class Classifier:\n"
+        "    def decision_function(self, x):\n"
+        "        return x.reshape(len(x), 4, 4).mean(2)[:, :3]\n"
     )
     monkeypatch.chdir(tmp_path)
     figures = []
-    for name in ("Rows", "ready", "build"):
+    for name in ("Rows", "ready", "build", "Classifier"):
         words = f"attack my_networks:{name} --attack sparse_rs --attack pointwise --budget 3 --data mine.npz"
         words += " --rows 9 --queries 10"
         assert main([*words.split(), "--device", "cpu", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["command"] == f"ell0 {words}"
         figures.append([(row["attack"], row["value"], row["n"]) for row in told["rows"] if "attack" in row])
+    x = np.load(arrays)["x"]
+    assert told["rows"][0]["box"] == f"[{x.min():g}, {x.max():g}]"  # of all rows, not of those that are attacked
+    assert main([*words.split(), "--device", "cpu", "--low", "-2", "--high", "3"]) == 0
+    assert "3 features changed, values in [-2, 3]" in capsys.readouterr().out
     assert [attack for attack, _, _ in figures[0]] == ["worst case", "sparse_rs", "pointwise"]
-    assert figures[0] == figures[1] == figures[2]
+    assert figures[0] == figures[1] == figures[2] == figures[3]
     assert all(n == 9 for _, _, n in figures[0])
 
 

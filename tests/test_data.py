@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 from ell0 import data
 from ell0.data import SETS
 from ell0.data.sources import read_png
+from ell0.files import FileError
 from ell0.nn import InputScale
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,7 +35,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, contents: Sequence[bytes
     """Makes these the contents that a set is known by; gives them by file name."""
     dataset = SETS[name]
     files = tuple(
-        replace(file, size=len(content), digest=f"sha256:{hashlib.sha256(content).hexdigest()}")
+        replace(file, size=len(content), sha256=hashlib.sha256(content).hexdigest())
         for file, content in zip(dataset.files, contents, strict=True)
     )
     count = len(dataset.train)
@@ -81,7 +82,7 @@ def test_every_set_is_complete() -> None:
     for dataset in SETS.values():
         assert (len(dataset.classes), len(dataset.shape)) == (10, 3)
         assert len(dataset.mean) == len(dataset.deviation) == dataset.shape[0]
-        assert all(file.size and file.digest for file in dataset.files)
+        assert all(file.size and len(file.sha256) == 64 for file in dataset.files)
         if not dataset.package:
             assert dataset.sources[0].address.startswith("https://")
             assert not dataset.sources[-1].address.startswith("http")
@@ -159,7 +160,7 @@ def test_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(both[0].flatten(1), pixels / 8 - 1)
     assert np.array_equal(both[1], labels)
     monkeypatch.setattr("sklearn.datasets.load_digits", lambda return_X_y: (pixels + 1, labels))  # noqa: ARG005, N803
-    with pytest.raises(data.DataError, match="scikit-learn"):
+    with pytest.raises(FileError, match="scikit-learn"):
         data.load("digits", "train")
 
 
@@ -186,7 +187,7 @@ def test_search_order(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_sets_of_the_same_file_names_are_told_apart(tiny: Tiny, tmp_path: Path) -> None:
     put(tmp_path, tiny["mnist"])
-    with pytest.raises(data.DataError, match=r"it is t10k-images-idx3-ubyte of mnist") as caught:
+    with pytest.raises(FileError, match=r"it is t10k-images-idx3-ubyte of mnist") as caught:
         data.load("fashion-mnist", "test", tmp_path)
     one_sentence(caught.value)
     put(tmp_path / "FashionMNIST/raw", tiny["fashion-mnist"])
@@ -235,7 +236,7 @@ BREAKAGES: list[tuple[bool, Breakage, str]] = [
     (True, lambda c: gzip.compress(c + b"0"), "is too long"),
     (False, lambda c: c[:-1], "is short, it has 1,515 bytes instead of 1,516"),
     (False, lambda c: c + b"0", "is too long, it has 1,517 bytes"),
-    (False, lambda c: c[:700] + bytes([c[700] ^ 1]) + c[701:], "is altered, its sha256 begins with"),
+    (False, lambda c: c[:700] + bytes([c[700] ^ 1]) + c[701:], "is altered, its SHA-256 begins with"),
 ]
 
 
@@ -244,7 +245,7 @@ def test_broken_idx_files(tiny: Tiny, tmp_path: Path, gz: bool, breakage: Breaka
     put(tmp_path, tiny["mnist"], gz)
     path = tmp_path / f"train-images-idx3-ubyte{'.gz' * gz}"
     path.write_bytes(breakage(tiny["mnist"]["train-images-idx3-ubyte"]))
-    with pytest.raises(data.DataError) as caught:
+    with pytest.raises(FileError) as caught:
         data.load("mnist", "train", tmp_path)
     one_sentence(caught.value, f"{path} {words}", "run `ell0 data get mnist")
     data.load("mnist", "test", tmp_path)

@@ -15,6 +15,7 @@ from ell0 import data
 from ell0.common import Progress, Step
 from ell0.data import SETS, sources
 from ell0.data.dataset import File, Items, Source
+from ell0.files import FileError
 from test_data import idx, install, png
 
 Contents = dict[str, bytes]
@@ -128,7 +129,7 @@ def test_a_bug_or_a_full_disk_is_not_blamed_on_the_source(
     def full(path: Path, content: bytes) -> None:  # noqa: ARG001
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ell0.data.fetch.write_whole", full)
+    monkeypatch.setattr("ell0.data.fetch.write", full)
     with pytest.raises(OSError, match="No space left"):
         data.get("mnist", tmp_path, sources=[Fake("first", mnist).source, second.source])
     assert second.asked == []
@@ -139,7 +140,7 @@ def test_get_repairs_an_altered_file(mnist: Contents, tmp_path: Path) -> None:
     data.get("mnist", tmp_path, sources=[Fake("fake", mnist).source])
     victim = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
     victim.write_bytes(victim.read_bytes()[:-9])
-    with pytest.raises(data.DataError, match=r"t10k-images.* is short"):
+    with pytest.raises(FileError, match=r"t10k-images.* is short"):
         data.load("mnist", "test", tmp_path)
     fake = Fake("fake", mnist)
     data.get("mnist", tmp_path, sources=[fake.source])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from balls import within_one
 from ell0.attacks import ATTACKS, Attack, AttackResult
 from ell0.common import Progress, Step, silent
 from ell0.evaluation import Entry, Share, cascade, evaluate
@@ -37,7 +38,7 @@ def test_wilson_intervals(count: int, n: int, low: float, high: float) -> None:
 def test_the_attacks_run_on_what_stands() -> None:
     x, y = rows()
     first, second, attacks = two_spies()
-    result = evaluate(Line(), x, y, L0Ball(2), attacks, batch=7)
+    result = evaluate(Line(), x, y, within_one(2), attacks, batch=7)
     assert result.clean_accuracy == (N - 3) / N
     assert [row for _, rows in first.calls for row in rows] == list(range(3, N))
     stand = [row for row in range(N) if result.decided[row] not in ("clean", "first")]
@@ -58,21 +59,21 @@ def test_the_attacks_run_on_what_stands() -> None:
 def test_each_attack_has_one_key_of_its_own() -> None:
     x, y = rows()
     first, second, attacks = two_spies()
-    evaluate(Line(), x, y, L0Ball(2), attacks, batch=7)
+    evaluate(Line(), x, y, within_one(2), attacks, batch=7)
     assert len(first.keys) == len(second.keys) == 1
     assert first.keys != second.keys
     alone, other = Spy(), Spy()
-    evaluate(Line(), x, y, L0Ball(2), {"second": Entry(alone, False)})
-    evaluate(Line(), x, y, L0Ball(2), {"second": Entry(other, False)}, seed=1)
+    evaluate(Line(), x, y, within_one(2), {"second": Entry(alone, False)})
+    evaluate(Line(), x, y, within_one(2), {"second": Entry(other, False)}, seed=1)
     assert alone.keys == second.keys != other.keys
 
 
 def test_the_batch_size_does_not_matter() -> None:
     x, y = rows()
     attacks = {"rs": partial(ATTACKS["sparse_rs"], queries=20), "uniform": partial(ATTACKS["sparse_rs"], queries=9)}
-    whole = evaluate(Line(), x, y, L0Ball(2), attacks)
+    whole = evaluate(Line(), x, y, within_one(2), attacks)
     assert 0 < whole.robust_accuracy < whole.clean_accuracy
-    assert_same(whole, evaluate(Line(), x, y, L0Ball(2), attacks, batch=7))
+    assert_same(whole, evaluate(Line(), x, y, within_one(2), attacks, batch=7))
 
 
 def test_a_box_with_a_value_for_each_row() -> None:
@@ -93,7 +94,7 @@ def test_a_curve_equals_separate_evaluations() -> None:
     x, y = rows()
     spy = Spy()
     budgets = [5, 0, 1, 2, 4]
-    result = evaluate(Line(), x, y, L0Ball(6), {"spy": Entry(spy, False)}, budgets=budgets)
+    result = evaluate(Line(), x, y, within_one(6), {"spy": Entry(spy, False)}, budgets=budgets)
     assert [point["budget"] for point in result.curve] == [0, 1, 2, 4, 5, 6]
     accuracies = [point.value for point in result.curve]
     assert accuracies == sorted(accuracies, reverse=True)
@@ -102,7 +103,7 @@ def test_a_curve_equals_separate_evaluations() -> None:
     assert len(set(accuracies)) > 3
     assert [budget for budget, _ in spy.calls] == [1, 2, 4, 5, 6][: len(spy.calls)]
     for point in result.curve:
-        alone = evaluate(Line(), x, y, L0Ball(point["budget"]), {"spy": Entry(Spy(), False)})
+        alone = evaluate(Line(), x, y, within_one(point["budget"]), {"spy": Entry(Spy(), False)})
         assert (alone.robust_accuracy, alone.curve[-1].decided) == (point.value, point.decided)
         assert sum(point.decided.values()) == round(N * (1 - point.value))
     beside = result.per_attack["spy"].beside
@@ -116,24 +117,26 @@ def test_a_row_falls_at_its_distance() -> None:
     def late(model: Any, x: Tensor, y: Tensor, ball: L0Ball, **rest: Any) -> AttackResult:
         return Spy(reach=D if ball.budget == 4 else 0)(model, x, y, ball, **rest)
 
-    result = evaluate(Line(), x, y, L0Ball(4), {"late": Entry(late, False)}, budgets=[1, 2, 3])
-    plain = evaluate(Line(), x, y, L0Ball(4), {"spy": Entry(Spy(), False)}, budgets=[1, 2, 3])
+    result = evaluate(Line(), x, y, within_one(4), {"late": Entry(late, False)}, budgets=[1, 2, 3])
+    plain = evaluate(Line(), x, y, within_one(4), {"spy": Entry(Spy(), False)}, budgets=[1, 2, 3])
     assert [point.value for point in result.curve] == [point.value for point in plain.curve]
     assert len({point.value for point in result.curve}) > 2
 
 
 def test_rho() -> None:
     x, y = rows()
-    result = evaluate(Line(), x, y, L0Ball(D), {"spy": Entry(Spy(), False)})
+    result = evaluate(Line(), x, y, within_one(D), {"spy": Entry(Spy(), False)})
     assert not result.robust_accuracy
     assert result.rho() == result.distance.double().quantile(0.5).item() > 0
-    none = evaluate(Line(), x, y, L0Ball(D), {"spy": Entry(Spy(reach=0), False)})
+    none = evaluate(Line(), x, y, within_one(D), {"spy": Entry(Spy(reach=0), False)})
     assert none.rho() == float(D)
-    assert evaluate(Line(), x[:6], y[:6], L0Ball(D), {"spy": Entry(Spy(reach=0), False)}).rho() == D / 2
+    assert evaluate(Line(), x[:6], y[:6], within_one(D), {"spy": Entry(Spy(reach=0), False)}).rho() == D / 2
     # Rows that stand count the units: of 2 x 2 pixels, 4.
     images, attack = torch.ones(6, 2, 2, 2), {"rs": partial(ATTACKS["sparse_rs"], queries=5)}
     labels, signs = torch.ones(6, dtype=torch.int64), torch.tensor([-1.0, 1.0])
-    stands = evaluate(lambda x: x.sum((1, 2, 3)).unsqueeze(1) * signs, images, labels, L0Ball(1, unit="pixel"), attack)
+    stands = evaluate(
+        lambda x: x.sum((1, 2, 3)).unsqueeze(1) * signs, images, labels, within_one(1, unit="pixel"), attack
+    )
     assert stands.rho() == 4.0
 
 
@@ -150,7 +153,7 @@ def test_rho() -> None:
 )
 def test_flags_of_the_model(odd: str, flag: str | None) -> None:
     x, y = rows()
-    result = evaluate(Odd(odd).eval(), x, y, L0Ball(2), {"spy": Entry(Spy(), False)})
+    result = evaluate(Odd(odd).eval(), x, y, within_one(2), {"spy": Entry(Spy(), False)})
     assert len(result.flags) == (flag is not None)
     if flag is not None:
         assert result.flags[0].startswith(flag)
@@ -166,13 +169,13 @@ def test_white_box_attacks_on_a_model_without_gradients(odd: str) -> None:
     # As a function its weights ask for gradients all the time; a module's do not while it is attacked.
     for asked in (model, lambda x: model(x)):
         with pytest.raises(ValueError, match=r"attacks must be black-box for .* no gradient, got mine, adaptive$"):
-            evaluate(asked, x, y, L0Ball(2), attacks)
+            evaluate(asked, x, y, within_one(2), attacks)
         assert spy.calls == []
         flag = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
-        assert evaluate(asked, x, y, L0Ball(2), {"spy": attacks["spy"]}).flags == (flag,)
+        assert evaluate(asked, x, y, within_one(2), {"spy": attacks["spy"]}).flags == (flag,)
         spy.calls.clear()
         # Budget 0 runs no attack: which ones would have run is the point.
-        result = evaluate(asked, x, y, L0Ball(0))
+        result = evaluate(asked, x, y, within_one(0))
         assert result.flags == (f"{flag}: sparse_pgd, sigma_zero, adaptive left out",)
         assert list(result.attacks) == ["sparse_rs_corners", "sparse_rs_uniform"]
 
@@ -182,7 +185,7 @@ def test_a_model_left_in_train_mode() -> None:
     model = nn.Sequential(nn.Dropout(0.9), Line())
     model[1].eval()
     model[1].weight.requires_grad_(True)
-    result = evaluate(model, x, y, L0Ball(2), {"spy": Entry(Spy(), True)})
+    result = evaluate(model, x, y, within_one(2), {"spy": Entry(Spy(), True)})
     assert result.flags == ("model left in train mode: it was evaluated in eval mode",)
     assert result.clean_accuracy == (N - 3) / N
     assert [module.training for module in model.modules()] == [True, True, False]
@@ -197,10 +200,10 @@ ONES = torch.ones(100, D), torch.ones(100, dtype=torch.int64)
 def test_search_beats_gradients_by_more_than_three_points(rows: int, fires: bool) -> None:
     white, black = Entry(Spy(reach=0), True), Entry(Spy(only=lambda ids: ids < rows), False)
     words = "search beats gradients by 4.0 points: black broke rows that white had left standing"
-    assert evaluate(Line(), *ONES, L0Ball(D), {"white": white, "black": black}).flags == (words,) * fires
+    assert evaluate(Line(), *ONES, within_one(D), {"white": white, "black": black}).flags == (words,) * fires
     # Rows that no white-box attack has tried say nothing about them.
-    assert evaluate(Line(), *ONES, L0Ball(D), {"black": black, "white": white}).flags == ()
-    assert evaluate(Line(), *ONES, L0Ball(D), {"black": black}).flags == ()
+    assert evaluate(Line(), *ONES, within_one(D), {"black": black, "white": white}).flags == ()
+    assert evaluate(Line(), *ONES, within_one(D), {"black": black}).flags == ()
 
 
 def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() -> None:
@@ -212,17 +215,17 @@ def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() ->
         return Attack(function, white_box=True, gradients_only=only, random=False, cascade=None, cheap={}, strong=None)
 
     gradients, search = own(0, True), own(D, False)
-    result = evaluate(Line(), *ONES, L0Ball(D), {"gradients": gradients, "search": partial(search)})
+    result = evaluate(Line(), *ONES, within_one(D), {"gradients": gradients, "search": partial(search)})
     assert result.attacks == {"gradients": True, "search": True}
     words = "search beats gradients by 100.0 points: search broke rows that gradients had left standing"
     assert result.flags == (words,)
     # By itself it is no attack by gradients alone, which others could beat.
-    assert evaluate(Line(), *ONES, L0Ball(D), {"a": own(0, False), "b": Entry(Spy(), False)}).flags == ()
+    assert evaluate(Line(), *ONES, within_one(D), {"a": own(0, False), "b": Entry(Spy(), False)}).flags == ()
 
 
 def test_a_white_box_attack_of_a_smaller_budget_is_not_beaten() -> None:
     attacks = {"black": Entry(Spy(), False), "white": Entry(Spy(reach=0), True)}
-    result = evaluate(Line(), *ONES, L0Ball(D), attacks, budgets=[1])
+    result = evaluate(Line(), *ONES, within_one(D), attacks, budgets=[1])
     assert result.per_attack["white"].beside["attacked"] == 100
     assert not result.robust_accuracy
     assert result.flags == ()
@@ -253,12 +256,12 @@ FOUR = torch.ones(4, D), torch.ones(4, dtype=torch.int64)
 )
 def test_a_lie_is_found(lie: Callable[[Tensor, Tensor], Tensor], distance: int, claim: str) -> None:
     with pytest.raises(RuntimeError, match=f"attack 'liar' says that its point for row 0 {claim}"):
-        evaluate(Line(), *FOUR, L0Ball(4), claiming(lie, distance))
+        evaluate(Line(), *FOUR, within_one(4), claiming(lie, distance))
 
 
 def test_errors_of_a_random_model_that_do_not_come_back_are_counted() -> None:
     lucky = claiming(lambda x, _: x.masked_fill(torch.arange(D) == 7, 0.0))
-    result = evaluate(Odd("random").eval(), *FOUR, L0Ball(1), lucky)
+    result = evaluate(Odd("random").eval(), *FOUR, within_one(1), lucky)
     assert result.flags == ("random outputs: two forward passes differ, and 4 errors did not come back at the end",)
 
 
@@ -272,7 +275,7 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
         x_adv = torch.where(taken.unsqueeze(1), arguments[1], result.x_adv)
         return AttackResult(**{**vars(result), **found, "x_adv": x_adv, "margin": -taken.float()})
 
-    once = partial(evaluate_line, ball=L0Ball(D), batch=7, state_path=tmp_path / "state")
+    once = partial(evaluate_line, ball=within_one(D), batch=7, state_path=tmp_path / "state")
     flags = (
         "claims taken back: 18 rows were broken in a query, but not in the attack's own check; they count as standing"
     )
@@ -282,7 +285,7 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
     assert result.flags == (flags,)
     assert once(attacks=modestly).flags == (flags,)
     # A row that another attack breaks is in no doubt.
-    assert evaluate_line(ball=L0Ball(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
+    assert evaluate_line(ball=within_one(D), attacks={**modestly, "spy": Entry(Spy(), False)}).flags == ()
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
@@ -310,12 +313,12 @@ def test_a_break_on_the_boundary_is_no_lie() -> None:
     def moved(step: float) -> dict[str, Entry]:
         return claiming(lambda x, _: x.index_fill(1, torch.tensor(0), step))
 
-    result = evaluate(model, x.double(), y, L0Ball(1), moved(-4.5e-6), batch=4)
+    result = evaluate(model, x.double(), y, within_one(1), moved(-4.5e-6), batch=4)
     words = "on the boundary: 4 broken rows lie so near that the model did not err on them at the end"
     assert result.flags == (f"{words}; they count as broken",)
     assert not result.robust_accuracy
     with pytest.raises(RuntimeError, match="'liar' says that its point for row 0 is misclassified"):
-        evaluate(model, x.double(), y, L0Ball(1), moved(0.02), batch=4)
+        evaluate(model, x.double(), y, within_one(1), moved(0.02), batch=4)
 
 
 def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
     model, attacks = Odd("").eval(), ["sigma_zero", "sparse_rs"]
     with torch.device("meta"):
         for batch in (7, 40):
-            result = evaluate(model, x, y, L0Ball(2), attacks, batch=batch, state_path=tmp_path / "state")
+            result = evaluate(model, x, y, within_one(2), attacks, batch=batch, state_path=tmp_path / "state")
             assert str(result)
             assert result.rows()
 
@@ -333,8 +336,13 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"y": torch.full((N,), 2)}, "y must lie in 0 .. 1"),
-        ({"ball": L0Ball(D + 1)}, "budget must be at most the number of units"),
-        ({"model": lambda x: x[:, 0]}, "model must return floating-point logits"),
+        ({"ball": within_one(D + 1)}, "budget must be at most the number of units"),
+        (
+            {"model": lambda x: x.argmax(1)},
+            r"model must return logits .* shape \(40, classes\), or one a row, got a int64",
+        ),
+        ({"model": None}, "model must be a module, a function, or a classifier with .*, got None"),
+        ({"ball": None}, r"ball must be an L0Ball, such as ball=L0Ball.of\(x, 5\), got None"),
         ({"attacks": {}}, "attacks must be"),
         ({"attacks": "sparse_rs"}, "attacks must be"),
         ({"attacks": ["nosuch"]}, "attack must be one of .*sparse_rs_uniform, got 'nosuch'"),
@@ -359,7 +367,7 @@ def test_an_attack_that_cannot_do_it_says_so_before_any_query() -> None:
     spy = Spy()
     attacks = {"spy": Entry(spy, False), "rs": partial(ATTACKS["sparse_rs"], alpha=7.0)}
     with pytest.raises(ValueError, match="alpha must lie in"):
-        evaluate(Line(), x, y, L0Ball(2), attacks)
+        evaluate(Line(), x, y, within_one(2), attacks)
     assert spy.calls == []
 
 
@@ -368,7 +376,7 @@ def test_the_default_attacks() -> None:
     assert list(cascade()) == names
     assert [entry.white_box for entry in cascade().values()] == [True] * 3 + [False] * 2
     x, y = rows(3)
-    result = evaluate(Line(), x, y, L0Ball(1), ["sparse_rs", "sparse_rs_uniform"])
+    result = evaluate(Line(), x, y, within_one(1), ["sparse_rs", "sparse_rs_uniform"])
     assert result.attacks == {"sparse_rs": False, "sparse_rs_uniform": False}
 
 
@@ -376,13 +384,13 @@ def test_a_function_under_partials_is_known() -> None:
     x, y = rows(8)
     for name, attack in ATTACKS.items():
         deep = partial(partial(attack, target=None), target=None)
-        white = evaluate(Line(), x[:3], y[:3], L0Ball(1), {"a": deep}).attacks["a"]
+        white = evaluate(Line(), x[:3], y[:3], within_one(1), {"a": deep}).attacks["a"]
         assert white == (name not in ("sparse_rs", "pointwise"))
 
 
 def test_records_go_into_results(tmp_path: Path) -> None:
     x, y = rows()
-    result = evaluate(Line(), x, y, L0Ball(3), two_spies()[2], budgets=[1])
+    result = evaluate(Line(), x, y, within_one(3), two_spies()[2], budgets=[1])
     results = Results("a", "b", rows=result.rows(model="line"))
     assert Results.load(results.save(tmp_path / "a.json")) == results
     clean = results.find(what="clean_accuracy")
@@ -394,9 +402,28 @@ def test_records_go_into_results(tmp_path: Path) -> None:
     assert results.find(attack="second").beside == result.per_attack["second"].beside
 
 
+def test_the_box_is_named_and_doubted(tmp_path: Path) -> None:
+    x, y = rows()
+    attacks = {"spy": Entry(Spy(), False)}
+    result = evaluate(Line(), x, y, L0Ball(2, low=-1.0, high=3.0), attacks, budgets=[1])
+    assert "1 feature changed, values in [-1, 3]" in str(result)
+    assert "2 features changed, values in [-1, 3]" in str(result)
+    results = Results("a", "b", rows=result.rows())
+    assert [row["box"] for row in results.rows] == ["[-1, 3]"] * 4
+    assert Results.load(results.save(tmp_path / "a.json")) == results
+    assert [row["beta"] for row in evaluate(Line(), x, y, within_one(2), attacks).rows()] == [1.0] * 3
+    half = (x + 1) / 2
+    (flag,) = evaluate(Line(), half, y, within_one(2), attacks).flags
+    assert flag.startswith("half of the box is empty: x lies in [0, 1]")
+    spy = Spy()
+    with pytest.raises(ValueError, match=r"scale of x: x lies in \[-100, 100\]"):
+        evaluate(Line(), 100 * x, y, within_one(2), {"spy": Entry(spy, False)})
+    assert spy.calls == []
+
+
 def test_as_text() -> None:
     x, y = rows()
-    lines = str(evaluate(Line(), x, y, L0Ball(3), two_spies()[2], budgets=[1])).splitlines()
+    lines = str(evaluate(Line(), x, y, within_one(3), two_spies()[2], budgets=[1])).splitlines()
     assert lines[0] == "clean accuracy 92.5 % (80.1-97.4), n = 40"
     assert len(lines) == 7
     assert len({len(line) for line in lines[1:4]}) == 1
@@ -406,7 +433,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = rows()
     attacks = {"first": Entry(Spy(reach=1), True), "rs": partial(ATTACKS["sparse_rs"], queries=3)}
     steps: list[Step] = []
-    evaluate(Line(), x, y, L0Ball(3), attacks, batch=20, progress=steps.append)
+    evaluate(Line(), x, y, within_one(3), attacks, batch=20, progress=steps.append)
     done, total = [step for step in steps if step.stage is None], [step for step in steps if step.stage is not None]
     assert [str(step).split(" % ")[0] for step in done] == [
         "1/2 attacks, first, budget 3: robust accuracy 72.5",

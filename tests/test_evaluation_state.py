@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from balls import within_one
 from ell0.attacks import ATTACKS, AttackResult
 from ell0.evaluation import Entry, Evaluation, evaluate
+from ell0.files import FileError, read_tensors, write_tensors
 from ell0.models import mlp
 from ell0.threat import L0Ball
 from spied_evaluation import D, Line, N, Spy, assert_same, each_row, evaluate_line, rows, two_spies
@@ -29,21 +30,21 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(tmp_path: Path, dies_af
     x, y = rows()
     state = tmp_path / "state.npz"
     _, _, attacks = two_spies()
-    whole = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=7)
+    whole = evaluate(Line(), x, y, within_one(3), attacks, budgets=[2], batch=7)
     first, second, attacks = two_spies(dies_after=dies_after)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=7, state_path=state)
+        evaluate(Line(), x, y, within_one(3), attacks, budgets=[2], batch=7, state_path=state)
     assert len(second.calls) == dies_after
     before = [*first.calls, *second.calls]
     second._dies_after = -1
-    again = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], batch=5, state_path=state)
+    again = evaluate(Line(), x, y, within_one(3), attacks, budgets=[2], batch=5, state_path=state)
     assert_same(whole, again)
     calls = [(budget, row, name) for name, spy in attacks.items() for budget, row in each_row(spy.attack.calls)]  # type: ignore[attr-defined]
     assert len(calls) == len(set(calls)), "a finished batch ran again"
     assert len(first.calls) + len(second.calls) > len(before)
 
     ran, seconds = len(first.calls) + len(second.calls), again.seconds
-    finished = evaluate(Line(), x, y, L0Ball(3), attacks, budgets=[2], state_path=state)
+    finished = evaluate(Line(), x, y, within_one(3), attacks, budgets=[2], state_path=state)
     assert len(first.calls) + len(second.calls) == ran
     assert finished.seconds == seconds
     assert_same(whole, finished)
@@ -56,9 +57,9 @@ def test_seconds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     x, y = rows()
     _, second, attacks = two_spies(dies_after=1)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
+        evaluate(Line(), x, y, within_one(2), attacks, batch=10, state_path=tmp_path / "state")
     second._dies_after = -1
-    result = evaluate(Line(), x, y, L0Ball(2), attacks, batch=10, state_path=tmp_path / "state")
+    result = evaluate(Line(), x, y, within_one(2), attacks, batch=10, state_path=tmp_path / "state")
     assert result.seconds == (4.0, float(len(second.calls)))
     assert len(second.calls) > 1
 
@@ -67,14 +68,14 @@ def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
     x, y = rows()
     state = tmp_path / "state"
     spy = Spy()
-    usual = {"model": Line(), "x": x, "y": y, "ball": L0Ball(2), "attacks": {"spy": Entry(spy, False)}}
+    usual = {"model": Line(), "x": x, "y": y, "ball": within_one(2), "attacks": {"spy": Entry(spy, False)}}
     evaluate(**usual, state_path=state)  # type: ignore[arg-type]
     other_model = Line()
     other_model.weight.data[0] += 1
     others: dict[str, dict[str, Any]] = {
         "x": {"x": x + (torch.arange(N) == 20).unsqueeze(1) / 64},
         "y": {"y": torch.where(torch.arange(N) == 20, 1 - y, y)},
-        "ball": {"ball": L0Ball(2, high=torch.tensor(1.5))},
+        "ball": {"ball": within_one(2, high=torch.tensor(1.5))},
         "budgets": {"budgets": [1]},
         "seed": {"seed": 1},
         "tf32": {"tf32": True},
@@ -93,7 +94,9 @@ def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
 
 def test_a_model_that_is_no_module_is_known_by_its_margins(tmp_path: Path) -> None:
     x, y = rows()
-    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"spy": Entry(Spy(), False)}, state_path=tmp_path / "a")
+    again = partial(
+        evaluate, x=x, y=y, ball=within_one(2), attacks={"spy": Entry(Spy(), False)}, state_path=tmp_path / "a"
+    )
     again(lambda x: Line()(x))
     again(lambda x: Line()(x))
     again(lambda x: Line()(x) + 1e-4 * torch.rand_like(x[:, :2]))
@@ -108,7 +111,7 @@ def test_models_that_share_their_weights(tmp_path: Path) -> None:
     truncated.load_state_dict(plain.state_dict())
     x = torch.zeros(4, D)
     y = plain(x).argmax(1)
-    again = partial(evaluate, x=x, y=y, ball=L0Ball(2), attacks={"a": Entry(Spy(reach=0), False)})
+    again = partial(evaluate, x=x, y=y, ball=within_one(2), attacks={"a": Entry(Spy(reach=0), False)})
     again(plain, state_path=tmp_path / "a")
     again(copy.deepcopy(plain), state_path=tmp_path / "a")
     with pytest.raises(ValueError, match=r"differs in: model$"):
@@ -148,7 +151,7 @@ def slow(*arguments: Any, **rest: Any) -> AttackResult:
 
 
 def _slowly(state: Path | str | None) -> Evaluation:
-    return evaluate_line(ball=L0Ball(3), attacks={"slow": Entry(slow, False)}, batch=7, state_path=state)
+    return evaluate_line(ball=within_one(3), attacks={"slow": Entry(slow, False)}, batch=7, state_path=state)
 
 
 def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
@@ -162,21 +165,47 @@ def test_an_evaluation_killed_outright_goes_on(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
-    with np.load(state) as saved:
-        assert 0 < (saved["tried"] > 0).sum() < N - 3
+    assert 0 < (read_tensors(state, "")[0]["tried"] > 0).sum() < N - 3
     assert_same(_slowly(state), _slowly(None))
 
 
 def test_a_state_of_older_code(tmp_path: Path) -> None:
     state = tmp_path / "state.npz"
     evaluate_line(state_path=state)
-    with np.load(state) as saved:
-        arrays = dict(saved)
-    parts = json.loads(str(arrays.pop("parts")))
+    tensors, words = read_tensors(state, "")
+    parts = json.loads(words["parts"])
     del parts["format"]
-    np.savez(state, parts=np.array(json.dumps(parts)), **arrays)
-    with pytest.raises(ValueError, match=r"must be a file that this version of ell0 wrote, got .*; remove it"):
+    write_tensors(state, tensors, {"parts": json.dumps(parts)})
+    with pytest.raises(FileError, match=r"must be a file that this version of evaluate wrote: delete it, and its rows"):
         evaluate_line(state_path=state)
+
+
+@pytest.mark.parametrize("forgery", ["none wrong", "all wrong", "no points", "farther", "verdict", "another row"])
+def test_a_forged_state_is_not_believed(tmp_path: Path, forgery: str) -> None:
+    """Also one whose SHA-256 was made anew: what fresh margins and the points themselves contradict is found again."""
+    state = tmp_path / "state"
+    whole = evaluate_line(state_path=state)
+    assert 0 < whole.robust_accuracy < whole.clean_accuracy < 1
+    tensors, words = read_tensors(state, "")
+    verdict, broken = tensors["verdict"], tensors["verdict"] > 0
+    if forgery == "none wrong":
+        tensors["distance"][verdict == 0] = -1
+        verdict[verdict == 0] = -1
+    elif forgery == "all wrong":
+        tensors["distance"].zero_()
+        verdict.zero_()
+    elif forgery == "no points":
+        tensors["at"], tensors["values"] = tensors["at"][:0], tensors["values"][:0]
+    elif forgery == "farther":
+        tensors["distance"][broken] += 1
+    elif forgery == "verdict":
+        verdict[broken] = 7
+    else:
+        tensors["at"] = (tensors["at"] + D) % (N * D)
+    write_tensors(state, tensors, words)
+    found = evaluate_line(state_path=state)
+    assert torch.equal(found.verdict, whole.verdict)
+    assert torch.equal(found.x_adv, whole.x_adv)
 
 
 def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
@@ -194,7 +223,7 @@ def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
 def test_a_file_that_is_no_state(tmp_path: Path, content: bytes) -> None:
     state = tmp_path / "state"
     state.write_bytes(content)
-    with pytest.raises(ValueError, match="must be a file that evaluate wrote"):
+    with pytest.raises(ValueError, match=r"is damaged or of another version of ell0: delete it, and its rows"):
         evaluate_line(state_path=state)
     assert state.read_bytes() == content
 

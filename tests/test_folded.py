@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ell0.nn import InputScale, InputTruncation, TruncatedLinear, folded
+from ell0.nn.residual import ResidualBlock
 
 
 def norm(channels: int, kind: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Module:
@@ -42,6 +43,18 @@ def test_the_function_stays(seed: int, relu: bool, bias: bool, groups: int, inne
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_residual_blocks_are_folded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(ResidualBlock(3, 6, 2), ResidualBlock(6, 6)).eval()
+    for layer in [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]:
+        layer.load_state_dict(norm(layer.num_features).state_dict())
+    x, short = torch.randn(2, 3, 8, 8), folded(model)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in short.modules())
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()) == 5
+    torch.testing.assert_close(short(x), model(x), rtol=1e-4, atol=1e-4)
+    assert folded(model.train()) is model
 
 
 def test_a_linear_layer_may_see_more_than_rows() -> None:

@@ -16,8 +16,9 @@ import ell0
 
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
-    "common", "threat", "ops", "nn", "models", "part_networks", "synthesis", "data", "attacks", "results", "parallel",
-    "precision", "evaluation", "train", "certify", "theory", "recipe", "report", "cli",
+    "common", "files", "threat", "ops", "nn", "wrapping", "models", "part_networks", "synthesis", "data", "attacks",
+    "results", "parallel", "precision", "evaluation", "adapters", "train", "certify", "theory", "recipe", "report",
+    "export", "cli",
 ]  # fmt: skip
 FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -75,8 +76,8 @@ def test_no_class_name_stands_twice() -> None:
 
 def test_public_names() -> None:
     assert set(ell0.__all__) == {
-        "ATTACKS", "L0Ball", "__version__", "attacks", "certify", "data", "evaluate", "models", "nn", "ops",
-        "part_networks", "recipe", "report", "theory", "train", "truncate", "truncated_linear",
+        "ATTACKS", "L0Ball", "__version__", "attacks", "certify", "data", "evaluate", "export", "models", "nn",
+        "ops", "part_networks", "recipe", "report", "theory", "train", "truncate", "truncated_linear", "wrap",
     }  # fmt: skip
     assert set(ell0.ops.__all__) == {
         "Prepared", "check_k", "cuts", "keep_mask", "prepare", "trimmed_linear",

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from ell0 import models
 from ell0.nn import InputTruncation, TruncatedLinear
+from ell0.nn.residual import GhostBatchNorm
 
 small_mlp: dict[str, Any] = {"in_features": 16, "hidden": (12, 6), "classes": 4}
 BUILDERS: list[Callable[[int], nn.Module]] = [
@@ -51,6 +52,42 @@ def test_vgg19_is_vgg19() -> None:
     assert not any(isinstance(module, nn.Dropout) for module in model.modules())
     with torch.no_grad():
         assert model.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_networks_of_the_rivals() -> None:
+    nine, eighteen = models.resnet9(), models.resnet18()
+    sizes = [layer.out_channels for layer in nine.modules() if isinstance(layer, nn.Conv2d)]
+    assert sizes == [64, 128, 128, 128, 256, 512, 512, 512]
+    assert sum(p.numel() for p in nine.parameters()) == 6_573_120
+    assert sum(p.numel() for p in eighteen.parameters()) == 11_173_962
+    assert sum(isinstance(layer, nn.Conv2d) for layer in eighteen.modules()) == 20  # three of them in skips
+    for model, shape in (
+        (nine, (3, 32, 32)),
+        (models.resnet9(in_shape=(1, 28, 28)), (1, 28, 28)),
+        (eighteen, (3, 9, 9)),
+    ):
+        with torch.no_grad():
+            assert model.eval()(torch.randn(2, *shape)).shape == (2, 10)
+    with pytest.raises(ValueError, match="at least 8, for three poolings"):
+        models.resnet9(in_shape=(3, 7, 32))
+
+
+def test_ghost_batch_norm_norms_groups_of_rows() -> None:
+    torch.manual_seed(0)
+    ghost, plain, x = GhostBatchNorm(3, rows=4), nn.BatchNorm2d(3), torch.randn(12, 3, 2, 2)
+    groups = [x[start::3] for start in range(3)]
+    torch.testing.assert_close(ghost(x), torch.stack([plain(group) for group in groups], 1).flatten(0, 1))
+    assert ghost.running_var is not None
+    each = []
+    for group in groups:
+        alone = nn.BatchNorm2d(3)
+        alone(group)
+        each.append(alone.running_var)
+    torch.testing.assert_close(ghost.running_var, torch.stack(each).mean(0))  # type: ignore[arg-type]
+    alone = nn.BatchNorm2d(3)
+    torch.testing.assert_close(GhostBatchNorm(3, rows=5)(x), alone(x))
+    ghost.eval()
+    torch.testing.assert_close(ghost(x[:4]), ghost(x)[:4])
 
 
 @pytest.mark.parametrize("build", [models.vgg19, models.small_cnn])

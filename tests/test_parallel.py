@@ -146,7 +146,7 @@ def test_rank_0_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_run_measures_the_same_on_ranks(tiny: Path, out: Path, whole: Path) -> None:
     """What is trained already: threads do not average gradients."""
-    for name in ("results.json", "gallery.npz"):
+    for name in ("results.json", "gallery.safetensors"):
         (out / name).unlink()
     shutil.rmtree(out / "verdicts")
     assert on_ranks(3, lambda team: recipe.run(tiny, out=out, device="cpu", team=team)) == [out] * 3
@@ -154,7 +154,7 @@ def test_a_run_measures_the_same_on_ranks(tiny: Path, out: Path, whole: Path) ->
     mine, alone = (json.loads((folder / "results.json").read_text()) for folder in (out, whole))
     assert figures(mine) == figures(alone)
     assert mine["device"].startswith("3 ranks, each ")
-    assert (out / "gallery.npz").exists()
+    assert (out / "gallery.safetensors").exists()
 
 
 def test_errors_that_did_not_come_back_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks.contract import Victim
 from ell0.attacks.draws import Draws
@@ -90,7 +91,7 @@ def test_no_single_reset_after_many_rounds() -> None:
     x = random(60, 80, seed=4).clamp(-1, 1)
     y = model(x).argmax(1)
     target = (y + 1) % 3
-    with Victim(model, x, y, L0Ball(80), target=target, minimal=True) as victim:
+    with Victim(model, x, y, within_one(80), target=target, minimal=True) as victim:
         noisy = random(60, 1, 80, seed=5).sign()
         at = victim.errs(noisy[:, 0], torch.arange(60)).nonzero().squeeze(1)
         order = random(len(at), 80, seed=6).argsort(dim=1)
@@ -108,7 +109,7 @@ def test_it_comes_near_the_optimum_of_a_linear_model(unit: Unit, shape: tuple[in
     model = Sums(math.prod(shape), 4)
     x = random(40, *shape, seed=3).clamp(-0.9, 0.9)
     y = model(x).argmax(1)
-    ball = L0Ball(120, unit)
+    ball = within_one(120, unit)
     result = pointwise(model, x, y, ball)
     best = optimum(model, x, y, ball)
     assert result.success.all()
@@ -119,7 +120,7 @@ def test_it_comes_near_the_optimum_of_a_linear_model(unit: Unit, shape: tuple[in
 def test_a_run_asks_tens_of_queries() -> None:
     model = Sums(784, 10)
     x = random(20, 784, seed=5).clamp(-1, 1)
-    result = pointwise(model, x, model(x).argmax(1), L0Ball(784), repeats=4)
+    result = pointwise(model, x, model(x).argmax(1), within_one(784), repeats=4)
     assert result.success.all()
     assert result.queries.double().mean() <= 4 * 100
 
@@ -131,7 +132,7 @@ def test_uneven_noise_is_tried() -> None:
         return torch.stack([torch.full_like(x[:, 0], 0.5), x.mean(1)], 1)
 
     x = torch.zeros(16, 100)
-    result = pointwise(model, x, torch.zeros(16, dtype=torch.int64), L0Ball(100))
+    result = pointwise(model, x, torch.zeros(16, dtype=torch.int64), within_one(100))
     assert result.success.all()
     assert (result.distance == 51).all()
 
@@ -145,7 +146,7 @@ def test_units_go_back_in_the_order_given() -> None:
     x, y = torch.zeros(3, 500), torch.zeros(3, dtype=torch.int64)
     order = torch.stack([torch.randperm(500, generator=Generator().manual_seed(i)) for i in range(6)])
     at = torch.tensor([0, 1, 2, 0, 1, 2])
-    with Victim(model, x, y, L0Ball(500), minimal=True) as victim:
+    with Victim(model, x, y, within_one(500), minimal=True) as victim:
         left = reset_units(victim, at, torch.ones(6, 1, 500), order, "test")
         assert torch.equal(victim.distance, torch.full((3,), 2))
         assert (victim.queries <= 2 * 40).all()  # blocks double, and are bisected
@@ -169,14 +170,14 @@ def test_foolbox_draws_noise_for_a_position_and_takes_back_single_numbers() -> N
         return torch.stack([torch.full_like(x[:, 0, 0, 0], 1.5), x[:, :2].abs().flatten(1).sum(1)], 1)
 
     x, y, asked = torch.zeros(5, 3, 4, 5), torch.zeros(5, dtype=torch.int64), list[Tensor]()
-    result = pointwise(watched(model, asked), x, y, L0Ball(60), repeats=2, rule="foolbox")
+    result = pointwise(watched(model, asked), x, y, within_one(60), repeats=2, rule="foolbox")
     assert (result.distance == 2).all()
     assert (result.x_adv[:, 2] == 0).all()
     # The clean check comes first, then noise that begins with few positions.
     noises = [points for points in asked[1:] if (points == points[:, :1]).all()]
     assert 3 <= len(noises) < len(asked) - 4
     assert 0 < noises[0].abs().mean() < 0.4
-    flat = pointwise(watched(model, asked := []), x, y, L0Ball(60), repeats=2, rule="foolbox-flat")
+    flat = pointwise(watched(model, asked := []), x, y, within_one(60), repeats=2, rule="foolbox-flat")
     assert (flat.distance == 2).all()
     assert asked[1].flatten(1).abs().min() == 1
     assert len(asked[1].flatten(1).unique(dim=0)) == 2  # white and black
@@ -191,7 +192,7 @@ def test_foolbox_raises_later_noise_to_1_2_times_the_level_that_broke_the_row(mo
         return torch.stack([torch.full((len(x),), 29.5), x.abs().flatten(1).sum(1)], 1)
 
     x, y = torch.zeros(1, 1, 10, 10), torch.zeros(1, dtype=torch.int64)
-    result = pointwise(model, x, y, L0Ball(100), repeats=1, rule="foolbox")
+    result = pointwise(model, x, y, within_one(100), repeats=1, rule="foolbox")
     # Levels 0.01 to 0.3; nine times 0.0072 to 0.2916, in steps of 0.0036; then each unit that cannot go back.
     assert result.queries.tolist() == [30 + 9 * 80 + 30]
 
@@ -200,7 +201,7 @@ def test_foolbox_takes_back_one_unit_a_query() -> None:
     model = Sums(200, 4)
     x = random(6, 200, seed=5).clamp(-1, 1)
     asked = list[Tensor]()
-    pointwise(watched(model, asked), x, model(x).argmax(1), L0Ball(200), repeats=1, rule="foolbox-flat")
+    pointwise(watched(model, asked), x, model(x).argmax(1), within_one(200), repeats=1, rule="foolbox-flat")
     counts = torch.stack([(points != x).sum(1) for points in asked[1:-1] if len(points) == 6])[10:]  # noise is first
     assert len(counts) > 150
     assert (counts[1:] - counts[:-1]).abs().max() == 1
@@ -222,7 +223,7 @@ def test_other_counts_are_the_least_above_zero_of_all_runs() -> None:
     y = torch.zeros(41, dtype=torch.int64)
     shares = []
     for repeats in (1, 6):
-        result, counts = pointwise_counts(model, x, y, L0Ball(30), (fallen, place), repeats=repeats, rule="foolbox")
+        result, counts = pointwise_counts(model, x, y, within_one(30), (fallen, place), repeats=repeats, rule="foolbox")
         assert (result.distance[:40] == 1).all()
         assert set(counts[:40, 0].tolist()) <= {1, -1}
         assert counts[40].tolist() == [-1, -1]  # misclassified from the start: no run
@@ -243,5 +244,5 @@ def test_distances_are_those_of_foolbox() -> None:
         criterion = foolbox.criteria.Misclassification(y)
         theirs = foolbox.attacks.PointwiseAttack(l2_binary_search=False).run(attacked, x, criterion)
     counted = (theirs != x).flatten(1).sum(1).double()
-    ours = pointwise(net, x, y, L0Ball(300), repeats=1, rule="foolbox").distance.double()
+    ours = pointwise(net, x, y, within_one(300), repeats=1, rule="foolbox").distance.double()
     assert float(ours.mean()) == pytest.approx(float(counted.mean()), rel=0.2)

@@ -17,7 +17,7 @@ from ell0 import L0Ball, data, recipe
 from ell0.nn import InputClamp, InputScale, TruncatedLinear
 from ell0.recipe import models
 from ell0.results import Measurement, Row
-from ell0.train import PAPER_CIFAR10, PAPER_MNIST
+from ell0.train import PAPER_CIFAR10, PAPER_MNIST, Checkpoint
 from tiny_recipe import edited
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -184,7 +184,7 @@ def test_normalise_takes_mean_and_deviation_from_the_data_set(tiny: Path) -> Non
     ):
         models.fitted(words, (3, 4, 4), 3)
     full = models.fitted(words, (3, 4, 4), 3, data.SETS["cifar10"])
-    network = recipe.model(json.loads(json.dumps({"model": full})))
+    network = models.build(json.loads(json.dumps(full)), seed=0)
     clamp, scale, *rest = network.children()
     assert (type(clamp), type(scale)) == (InputClamp, InputScale)
     x = torch.rand(9, 3, 4, 4) * 4 - 2
@@ -195,13 +195,12 @@ def test_normalise_takes_mean_and_deviation_from_the_data_set(tiny: Path) -> Non
     torch.testing.assert_close(network(x), torch.nn.Sequential(*rest)(normal))
 
 
-def test_a_card_rebuilds_its_model(tiny: Path) -> None:
+def test_a_card_rebuilds_its_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edited(tiny, "k = 0\n", "k = 0\nclamp = [-1.0, -0.8]\n")
     words = {**recipe.load(tiny).classifiers[0].model, "in_features": 16, "classes": 3}
     network, state = models.build(words, seed=1), torch.get_rng_state()
-    again = recipe.model(json.loads(json.dumps({"model": words})))
+    again = recipe.model(Checkpoint(network.state_dict(), json.loads(json.dumps({"model": words}))))
     assert torch.equal(torch.get_rng_state(), state)
-    again.load_state_dict(network.state_dict())
     x = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     assert torch.equal(again(x), network(x))
     # It is the plain network on what the ends become.
@@ -209,9 +208,17 @@ def test_a_card_rebuilds_its_model(tiny: Path) -> None:
     torch.testing.assert_close(network(x), plain((x.clamp(-1, -0.8) + 1) / 0.2))
     clamped = models.build({**words, "k": 2, "clamp": True})
     assert [type(layer) for layer in clamped.children()][:3] == [InputClamp, torch.nn.Flatten, TruncatedLinear]
-    for wrong in (None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}, {**words, "clamp": [1]}):
+    wide, deep = {**words, "hidden": [60000, 60000]}, {"name": "cnn", "in_shape": [1, 4, 4], "depth": 10**9}
+    for wrong in (
+        None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}, {**words, "clamp": [1]}, deep,
+        {**words, "hidden": [2**62, 2**62]},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="card must name a model that a recipe can build"):
-            recipe.model({"model": wrong})
+            recipe.model(Checkpoint(network.state_dict(), {"model": wrong}))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "manual_seed", lambda _: pytest.fail("memory was taken"))
+        with pytest.raises(ValueError, match="the checkpoint must be of this architecture"):
+            recipe.model(Checkpoint(network.state_dict(), {"model": wide}))
 
 
 @pytest.mark.parametrize(
@@ -234,18 +241,18 @@ def test_arrays_that_are_no_data_are_named(tmp_path: Path, arrays: dict[str, Any
 
 
 def test_cifar_recipes_are_those_of_the_paper() -> None:
-    """As the supplement trains; bfloat16 and the batch of the attack are ours."""
-    ours = replace(PAPER_CIFAR10, precision="bf16", attack_precision="bf16", attack_batch=25_000)
-    ours = replace(ours, rounds=True, augment="crop-flip-once")
+    """As the supplement trains; precision and the batch of the attack are ours."""
+    ours = replace(PAPER_CIFAR10, precision="tf32", attack_precision="bf16", attack_batch=25_000)
     for name, k, seed in (("vgg0", 0, 0), ("vgg10", 10, 0), ("vgg10-again", 10, 1)):
         (one,) = recipe.load(f"cifar-{name}").classifiers
-        assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, replace(ours, seed=seed))
+        its = replace(ours, seed=seed, precision="bf16" if k else "tf32")
+        assert (one.name, one.k, one.budget, one.training) == (f"VGG({k})", k, 10, its)
         assert (one.model["name"], one.model["normalise"]) == ("vgg19", True)
         assert one.attack is not None
         assert (one.attack.name, one.attack.settings) == ("sparse_rs", {"queries": 300, "values": "black-white"})
         low, high = data.SETS["cifar10"].box(100.0)
         assert repr(one.attack.ball(10)) == repr(L0Ball(10, "pixel", low, high))
-        assert one.training_identity.items() >= {"precision": "bf16", "attack_precision": "bf16"}.items()
+        assert one.training_identity.items() >= {"precision": its.precision, "attack_precision": "bf16"}.items()
     (base,) = recipe.load("cifar-base").classifiers
     assert (base.attack, base.training) == (None, replace(ours, attack_precision=None, attack_batch=None))
 

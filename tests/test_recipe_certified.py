@@ -62,9 +62,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_recipe_certifies(certified: Path) -> None:
     results = Results.load(certified / "results.json")
     x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
-    checkpoint = load_checkpoint(certified / "f3certified")
-    network = recipe.model(checkpoint.card)
-    checkpoint.into(network)
+    network = recipe.model(load_checkpoint(certified / "f3certified"))
     radii = certify.radius(network.eval(), x, y)
     for budget in (1, 2):
         of = {"what": "certified_accuracy", "classifier": "F(3) certified", "budget": budget}

@@ -25,6 +25,7 @@ from ell0 import recipe, report
 from ell0.common import Step, digest
 from ell0.data import SETS
 from ell0.evaluation import Evaluation, cascade
+from ell0.files import read_tensors, write_tensors
 from ell0.recipe import gallery, measuring, running
 from ell0.recipe.measuring import Subject, measure
 from ell0.recipe.models import build
@@ -57,7 +58,7 @@ def test_a_run_leaves_what_the_report_reads(tiny: Path, tmp_path: Path) -> None:
     stages: list[Step] = []
     out = recipe.run(tiny, out=tmp_path / "run", device="cpu", progress=stages.append)
     names = {path.name for path in out.iterdir()}
-    assert names == {".format", ".lock", "recipe.toml", "results.json", "gallery.npz", "verdicts", "f0", "f2"}
+    assert names == {".format", ".lock", "recipe.toml", "results.json", "gallery.safetensors", "verdicts", "f0", "f2"}
     assert (out / "recipe.toml").read_bytes() == tiny.read_bytes()
     assert len((out / "f2" / "log.jsonl").read_text().splitlines()) == 4
     results = Results.load(out / "results.json")
@@ -90,15 +91,12 @@ def test_rows_say_what_was_measured(whole: Path) -> None:
 
 
 def test_the_gallery_holds_points_of_the_ball(whole: Path) -> None:
-    with np.load(whole / "gallery.npz") as file:
-        arrays = {key: torch.from_numpy(file[key]) for key in file.files}
+    arrays, _ = read_tensors(whole / "gallery.safetensors", "")
     assert arrays["labels"].tolist() == [0, 1, 2]
     for slug in ("f0", "f2"):
         assert L0Ball(2, low=-10, high=10).contains(arrays["clean"], arrays[f"{slug}/adv"]).all()
         assert (arrays[f"{slug}/adv"] != arrays["clean"]).any()
-        checkpoint = load_checkpoint(whole / slug)
-        network = recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = recipe.model(load_checkpoint(whole / slug))
         for said, points in (("said", arrays["clean"]), ("says", arrays[f"{slug}/adv"])):
             assert network(points).argmax(1).tolist() == arrays[f"{slug}/{said}"].tolist()
 
@@ -121,7 +119,7 @@ def test_a_run_stopped_at_any_stage_goes_on_to_the_same_figures(tiny: Path, whol
         out = tmp_path / f"stopped-{moment}"
         with pytest.raises(Stop):
             recipe.run(tiny, out=out, device="cpu", progress=Mock(side_effect=[*[None] * moment, Stop]))
-        assert not (out / "gallery.npz").exists()
+        assert not (out / "gallery.safetensors").exists()
         recipe.run(tiny, out=out, device="cpu")
         assert same_runs(out, whole), moment
         assert not list(out.glob("evaluation*"))
@@ -135,7 +133,7 @@ def test_an_evaluation_stopped_in_the_middle_goes_on(
     monkeypatch.setattr(measuring, "evaluate", lambda *given, **more: (ell0.evaluate(*given, **more), calls())[0])
     with pytest.raises(Stop):
         recipe.run(tiny, out=tmp_path / "run", device="cpu")
-    assert list((tmp_path / "run").glob("evaluation*-beta*.npz"))
+    assert list((tmp_path / "run").glob("evaluation*-beta*.safetensors"))
     results = tmp_path / "run" / "results.json"
     replace(Results.load(results), seconds=1000.0).save(results)
     recipe.run(tiny, out=tmp_path / "run", device="cpu")
@@ -290,10 +288,9 @@ def test_what_was_found_with_other_weights_is_found_again(tiny: Path, out: Path,
     results = Results.load(out / "results.json")
     results.rows = [replace(row, value=0.75) for row in results.rows]
     results.save(out / "results.json")
-    changed, spoiled = out / "verdicts" / "0.npz", out / "verdicts" / "12.npz"
-    with np.load(changed) as file:
-        arrays = dict(file)
-    np.savez(changed, **{**arrays, "weights": np.array("others")})
+    changed, spoiled = out / "verdicts" / "0.safetensors", out / "verdicts" / "12.safetensors"
+    tensors, words = read_tensors(changed, "")
+    write_tensors(changed, tensors, {**words, "made_from": "others"})
     spoiled.write_bytes(b"no archive")
     recipe.run(tiny, out=out, device="cpu")
     tasks, before = recipe.load(tiny).tasks, Results.load(whole / "results.json")
@@ -383,9 +380,7 @@ def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> 
     results, checked = Results.load(folder / "results.json"), 0
     x, y = (torch.from_numpy(np.load(tmp_path / "tiny.npz")[key])[4:22] for key in ("x_test", "y_test"))
     for name in ("F(0)", "F(2)"):
-        checkpoint = load_checkpoint(folder / name.lower().replace("(", "").replace(")", ""))
-        network = recipe.model(checkpoint.card)
-        checkpoint.into(network)
+        network = recipe.model(load_checkpoint(folder / name.lower().replace("(", "").replace(")", "")))
         right = int((network.eval()(x).argmax(1) == y).sum())
         assert right > 0
         for one in results.select(classifier=name, what="robust_accuracy", over="right"):
@@ -451,7 +446,7 @@ def test_values_lie_in_the_box_of_the_normalised_images(
     (narrow, _), (_, more), (given, _) = calls
     assert torch.equal(narrow[3].low, low)
     assert torch.equal(narrow[3].high, high)
-    assert str(more["state_path"]).endswith("state-beta100.npz")
+    assert str(more["state_path"]).endswith("state-beta100.safetensors")
     assert repr(given[3]) == repr(L0Ball(1, "pixel", *SETS["cifar10"].box(100.0)))
 
 

@@ -230,10 +230,11 @@ def test_the_verdict_as_text(run: Path, tmp_path: Path) -> None:
     line = f"Worst case: F(10) keeps {words}; F(0) keeps 0.0 %. 1 flag: read it before the figures."
     assert report.verdict([run]) == line
     other = results("other", [search(0.5, "<b>&amp;")]).save(tmp_path / "other.json")
-    first, second = report.verdict([run, other]).split("\n")
+    first, second, together = report.verdict([run, other]).split("\n")
     assert first == f"mnist-table1: {line}"
     assert second.startswith("other: One attack, no worst case: <b>&amp; keeps 50.0 % (")
     assert second.endswith("when 3 inputs are set to any value.")
+    assert together.startswith("comparison: Worst case: F(10) keeps 70.2 %")
 
 
 def test_times_are_rounded_to_what_they_show() -> None:
@@ -253,7 +254,10 @@ def test_sources_and_out_must_be_what_they_are(run: Path, tmp_path: Path) -> Non
         report.write([run], tmp_path)
 
 
-BROKEN = {"results.json": "results file", "recipe.toml": "recipe", "f0/log.jsonl": "log", "gallery.npz": "gallery"}
+BROKEN = {
+    "results.json": "is not a results file", "recipe.toml": "is not a recipe", "f0/log.jsonl": "is not a log",
+    "gallery.safetensors": "is altered",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kind"), BROKEN.items())
@@ -262,7 +266,7 @@ def test_a_broken_file_is_named_and_nothing_written(run: Path, tmp_path: Path, n
     out = tmp_path / "page.html"
     out.write_text("as it was")
     (copy / name).write_bytes((copy / name).read_bytes()[:-150] + b"{ broken\n")
-    with pytest.raises(ValueError, match=re.escape(f"{copy / name} is not a {kind}")):
+    with pytest.raises(ValueError, match=re.escape(f"{copy / name} {kind}")):
         report.write([copy], out)
     assert out.read_text() == "as it was"
 

@@ -15,10 +15,11 @@ import pytest
 import chromium
 from ell0 import report
 from ell0.data.sources import read_png
+from ell0.files import FileError
 from ell0.recipe import slug
 from ell0.report import charts, run_files, sections
 from ell0.results import Measurement
-from report_runs import RECIPE, REPOSITORY, Outline, accuracy, log, results, rows, run_folder
+from report_runs import RECIPE, REPOSITORY, Outline, accuracy, gallery, log, results, rows, run_folder, write_gallery
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 WIDTHS = (360, 1440)
@@ -72,9 +73,8 @@ def test_styles_differ_in_more_than_colour() -> None:
     assert len({(style % len(charts._SHAPES), style % charts.DASHES) for style in styles}) == len(styles)
 
 
-def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
-    with np.load(run / "gallery.npz") as file:
-        arrays = dict(file)
+def test_the_gallery_marks_what_changed(outline: Outline) -> None:
+    arrays = gallery(6)
     assert len(outline.all("rect", "changed")) == 6 * (1 + 5)
     row, column = np.argwhere(arrays["f0/adv"][0, 0] != arrays["clean"][0, 0])[0]
     first = outline.all("rect", "changed")[0]
@@ -93,18 +93,17 @@ def test_the_gallery_marks_what_changed(run: Path, outline: Outline) -> None:
     assert attacked == f"Attacked image, {label}: F(0) says {arrays['f0/says'][0]}, 1 changed"
 
 
-def test_what_a_picture_says(run: Path, tmp_path: Path) -> None:
+def test_what_a_picture_says(tmp_path: Path) -> None:
     """Labels in words where there are some, and that an image was wrong when clean."""
-    with np.load(run / "gallery.npz") as file:
-        arrays = dict(file)
-    np.savez(tmp_path / "gallery.npz", **{**arrays, "f0/said": (arrays["labels"] + 1) % 10})
-    found = run_files.gallery(tmp_path / "gallery.npz", ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
+    arrays = gallery(6)
+    path = write_gallery(tmp_path, {**arrays, "f0/said": (arrays["labels"] + 1) % 10})
+    found = run_files.gallery(path, ["F(0)", "F(10)"], [f"class {label}" for label in range(10)])
     for (word, (clean, first, _)), label, says in zip(found, arrays["labels"], arrays["f0/says"], strict=True):
         assert (word, clean["says"], first["says"]) == (f"class {label}", f"is class {label}", f"says class {says}")
         assert first["note"] == "wrong when clean"
-    np.savez(tmp_path / "gallery.npz", **{**arrays, "f0/adv": arrays["f0/adv"][:, :, :4]})
-    with pytest.raises(ValueError, match=r"is not a gallery: F\(0\) has images of shape"):
-        run_files.gallery(tmp_path / "gallery.npz", ["F(0)", "F(10)"])
+    write_gallery(tmp_path, {**arrays, "f0/adv": arrays["f0/adv"][:, :, :4]})
+    with pytest.raises(FileError, match=r"is not a gallery \(F\(0\) has images of shape"):
+        run_files.gallery(path, ["F(0)", "F(10)"])
 
 
 def test_structure_of_one_run_and_of_several(outline: Outline, run: Path, tmp_path: Path) -> None:

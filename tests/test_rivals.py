@@ -17,11 +17,14 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from balls import within_one
 from ell0 import L0Ball, certify, data, evaluate, train
 from ell0.attacks import sparse_rs
 from ell0.certify.ablation import RandomisedAblation, VotePrecision, changed_share, votes_needed
+from ell0.certify.partition import Partition
 from ell0.certify.rules import run_off, run_off_radius
-from ell0.certify.votes import PartitionEnsemble
+from ell0.certify.votes import PartitionEnsemble, PartVote
+from ell0.part_networks import PartMLP
 
 few = settings(max_examples=settings().max_examples // 8)
 VALUES = (-1.0, 0.5, 2.0**20)
@@ -44,6 +47,11 @@ def changed(row: Tensor, budget: int) -> Iterator[Tensor]:
             image = row.clone()
             image[list(places)] = torch.tensor(values)
             yield image
+
+
+def network(*widths: int) -> nn.Sequential:
+    before, hidden, classes = widths
+    return nn.Sequential(nn.Flatten(), nn.Linear(before, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 class Base(nn.Module):
@@ -141,7 +149,7 @@ def test_votes_needed_are_those_of_clopper_and_pearson(samples: int, d: int, kee
 def test_settings_with_known_radii() -> None:
     """The published one; and all of n votes certify one of 6 pixels with 2 seen if (1/2 + 1/3)^n < 0.05: n >= 17."""
     published = RandomisedAblation(sentinel(), 45)
-    assert (published.limit(torch.zeros(1, 784), L0Ball(0)), published.forwards) == (11, 11_000)
+    assert (published.limit(torch.zeros(1, 784), within_one(0)), published.forwards) == (11, 11_000)
     assert float(changed_share(784, 45, 8)) == pytest.approx(1 - math.prod(1 - 45 / (784 - i) for i in range(8)))
     for samples, radius in ((16, 0), (17, 1)):
         smoothed = RandomisedAblation(sentinel(), 2, selection=1, samples=samples).eval()
@@ -268,7 +276,7 @@ def test_a_run_off_is_certified_no_further_than_rivals_of_the_winner_let_it() ->
 @given(seeds, st.integers(2, 6))
 def test_an_ensemble_radius_holds_for_every_attacked_image(seed: int, parts: int) -> None:
     torch.manual_seed(seed)
-    ensemble = PartitionEnsemble((1, 2, 3), parts, hidden=(4,), classes=3).eval()
+    ensemble = PartitionEnsemble(network(6, 4, 3), (1, 2, 3), parts).eval()
     image = picture(seed)
     answer = ensemble(image.view(1, 1, 2, 3)).argmax(1)
     radius = int(ensemble.radius(image.view(1, 1, 2, 3), answer))
@@ -279,34 +287,57 @@ def test_an_ensemble_radius_holds_for_every_attacked_image(seed: int, parts: int
     assert int(ensemble.radius(image.view(1, 1, 2, 3), (answer + 1) % 3)) == -1
 
 
-def test_a_part_sees_its_pixels_alone_in_all_colours() -> None:
-    ensemble = PartitionEnsemble((3, 2, 4), 4, hidden=(5,)).eval()
-    x = torch.rand(2, 3, 2, 4, generator=seeded(0))
-    before = ensemble.part_logits(x)
-    x.flatten(2)[:, :, 5] = math.inf
-    moved = (ensemble.part_logits(x) != before).any(2).any(0)
-    assert moved.tolist() == [False, True, False, False]
+@pytest.mark.parametrize("shape", [(3, 2, 4), (9,)])
+def test_a_part_is_seen_alone_with_zeros_around_it(shape: tuple[int, ...]) -> None:
+    """In eval mode by every part; in training by a drawn one, which covers all of them."""
+    watch = Base(lambda x: torch.zeros(len(x), dtype=torch.int64))
+    ensemble = PartitionEnsemble(watch, shape, 4)
+    x = 1 + torch.rand(50, *shape, generator=seeded(0))
+    pixels = x.flatten(2) if x.ndim == 4 else x
+    shown = [torch.where(torch.arange(pixels.shape[-1]) % 4 == part, pixels, 0.0).view_as(x) for part in range(4)]
+    watch.seen.clear()
+    ensemble.eval().part_logits(x)
+    assert torch.equal(torch.cat(watch.seen), torch.stack(shown, 1).flatten(0, 1))
+    watch.seen.clear()
+    assert ensemble.train().part_logits(x).shape == (50, 1, 3)
+    same = [[torch.equal(row, part[i]) for part in shown] for i, row in enumerate(watch.seen[0])]
+    assert [sum(row) for row in same] == [1] * 50
+    assert all(any(row[part] for row in same) for part in range(4))
+
+
+def test_another_rule_counts_the_same_logits() -> None:
+    torch.manual_seed(0)
+    ensemble, x = PartitionEnsemble(network(9, 30, 4), (9,), 5).eval(), 20 * torch.randn(60, 9)
+    plain = PartitionEnsemble(ensemble.network.base, (9,), 5, rule="plurality").eval()  # type: ignore[arg-type]
+    y = plain(x).argmax(1)
+    found = certify.radius(ensemble, x, y, method="plurality")
+    assert torch.equal(found, plain.radius(x, y))
+    assert not torch.equal(found, ensemble.radius(x, y))
+    assert ensemble.rule == "run-off"
+    for model, method in ((ensemble, "ibp"), (RandomisedAblation(sentinel(), 3).eval(), "plurality")):
+        with pytest.raises(ValueError, match=f"method must be .*got '{method}'"):
+            certify.radius(model, x, y, method=cast(Any, method))
 
 
 @pytest.mark.parametrize("sure", [1.0, 1e3])
 def test_the_training_loss_is_the_mean_of_the_parts(sure: float) -> None:
     torch.manual_seed(0)
-    ensemble = PartitionEnsemble((9,), 4, hidden=(6,), classes=3).double().train()
+    votes = PartVote(PartMLP((3,), 4, classes=3, width=6, dropout=0.0), Partition.dealt((9,), 4)).double().train()
     x, y = sure * torch.randn(5, 9).double(), torch.tensor([0, 1, 2, 1, 0])
-    weights = list(ensemble.parameters())
+    weights = list(votes.parameters())
     losses = (
-        F.cross_entropy(ensemble(x), y),
-        F.cross_entropy(ensemble.part_logits(x).flatten(0, 1), y.repeat_interleave(4)),
+        F.cross_entropy(votes(x), y),
+        F.cross_entropy(votes.part_logits(x).flatten(0, 1), y.repeat_interleave(4)),
     )
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*(torch.autograd.grad(loss, weights) for loss in losses))
 
 
 def test_the_training_loss_stays_finite_where_all_parts_are_certain() -> None:
-    ensemble = PartitionEnsemble((9,), 3, hidden=(), classes=2).train()
-    ensemble.part_logits = lambda x: (x[:, None, :2] * 1e4).expand(-1, 3, -1)  # type: ignore[method-assign]
+    votes = PartVote(PartMLP((3,), 3, classes=2, width=6), Partition.dealt((9,), 3)).train()
+    votes.part_logits = lambda x: (x[:, None, :2] * 1e4).expand(-1, 3, -1)  # type: ignore[method-assign]
     x = torch.tensor([[1.0, -1.0]], requires_grad=True)
-    loss = F.cross_entropy(ensemble(x), torch.tensor([0]))
+    loss = F.cross_entropy(votes(x), torch.tensor([0]))
     loss.backward()
     assert x.grad is not None
     assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
@@ -317,11 +348,10 @@ def test_both_learn_the_digits() -> None:
     """With n = 360 test images for the ensemble and 60 for the ablation, most are certified for a change."""
     rows, (x, y) = data.load("digits", "train+validation"), data.load("digits", "test")
     torch.manual_seed(0)
-    ensemble = PartitionEnsemble((1, 8, 8), 9, hidden=(32,))
-    network = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-    ablation = RandomisedAblation(network, 16, selection=20, samples=200)
+    ensemble = PartitionEnsemble(network(64, 64, 10), (1, 8, 8), 9)
+    ablation = RandomisedAblation(network(128, 64, 10), 16, selection=20, samples=200)
     config = train.TrainConfig(epochs=12, batch=128, rates=(5e-3,), schedule="cosine", optimizer="adam")
-    train.fit(ensemble, rows, config)
+    train.fit(ensemble, rows, replace(config, epochs=25), objective=ensemble.objective)
     train.fit(ablation, rows, replace(config, epochs=25))
     radii = ensemble.eval().radius(x, y)
     assert torch.equal(radii, ensemble.radius(x, y, batch=7))
@@ -335,9 +365,9 @@ def test_both_learn_the_digits() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_copies_vote_in_the_precision_asked_for(precision: VotePrecision) -> None:
     seen = set()
-    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    network.register_forward_hook(lambda *given: seen.add(given[-1].dtype))
-    ablation = RandomisedAblation(network, 2, selection=3, samples=5, precision=precision)
+    base = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    base.register_forward_hook(lambda *given: seen.add(given[-1].dtype))
+    ablation = RandomisedAblation(base, 2, selection=3, samples=5, precision=precision)
     x, y = torch.rand(2, 1, 2, 3), torch.zeros(2, dtype=torch.int64)
     ablation.eval()(x)
     ablation.radius(x, y)
@@ -347,8 +377,8 @@ def test_copies_vote_in_the_precision_asked_for(precision: VotePrecision) -> Non
 
 
 def test_bad_input_is_named() -> None:
-    x, y = torch.zeros(2, 1, 2, 3), torch.zeros(2, dtype=torch.int64)
-    ablation, ensemble = RandomisedAblation(sentinel(), 3).eval(), PartitionEnsemble((1, 2, 3), 3).eval()
+    x, y, base = torch.zeros(2, 1, 2, 3), torch.zeros(2, dtype=torch.int64), network(6, 4, 10)
+    ablation, ensemble = RandomisedAblation(sentinel(), 3).eval(), PartitionEnsemble(base, (1, 2, 3), 3).eval()
     coloured = x.expand(2, 3, 2, 3)
     for call, message in (
         (lambda: RandomisedAblation(sentinel(), 7).eval().radius(x, y), "keep must be at most .* keep=7 with 6 pixels"),
@@ -357,14 +387,17 @@ def test_bad_input_is_named() -> None:
         (lambda: RandomisedAblation(sentinel(), 3, precision=cast(Any, "tf32")), 'must be "fp32" or "bf16", got'),
         (lambda: ablation.radius(x, y, rows=torch.zeros(3)), "rows must be int64 of shape"),
         (lambda: ablation.radius(coloured, y), 'unit must be "pixel", of which a copy sees all channels'),
-        (lambda: PartitionEnsemble((1, 2, 3), 3).radius(x, y), "model must be in eval mode"),
+        (lambda: PartitionEnsemble(base, (1, 2, 3), 3).radius(x, y), "model must be in eval mode"),
         (lambda: ensemble.radius(torch.zeros(2, 7), y), r"x must have shape \(n, 1, 2, 3\)"),
         (lambda: ensemble.radius(x, y + 10), r"y must lie in \[0, 10\), got 10 to 10"),
         (lambda: ensemble.radius(x / 0, y), "x must be .* finite"),
         (lambda: ensemble.radius(x, y, batch=0), "batch must be an int >= 1, got 0"),
         (lambda: certify.accuracy(ensemble, x, y, [1, 1]), "budgets must be different ints >= 0"),
-        (lambda: PartitionEnsemble((1, 2, 3), 7), "parts must be at most the number of pixels, got parts=7 with 6"),
-        (lambda: PartitionEnsemble((2, 3), 2), "shape must be"),
+        (
+            lambda: PartitionEnsemble(base, (1, 2, 3), 7),
+            "parts must be at most the number of pixels, got parts=7 with 6",
+        ),
+        (lambda: PartitionEnsemble(base, (2, 3), 2), "shape must be"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

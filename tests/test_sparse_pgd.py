@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from balls import within_one
 from ell0.attacks import AttackResult, sparse_pgd
 from ell0.threat import L0Ball
 from oracle import optimum
@@ -41,12 +42,12 @@ def check_near_the_optimum(model: Linear, ball: L0Ball, result: AttackResult) ->
 
 
 BALLS: dict[str, tuple[tuple[int, ...], L0Ball]] = {
-    "small": ((60,), L0Ball(6)),
+    "small": ((60,), within_one(6)),
     "far": ((300,), L0Ball(2, low=-100.0, high=100.0)),
-    "pixel": ((3, 8, 8), L0Ball(7, unit="pixel")),
+    "pixel": ((3, 8, 8), within_one(7, unit="pixel")),
     "uneven box": ((2, 8, 8), L0Ball(10, low=torch.linspace(-1, 0, 8), high=0.5)),
-    "frozen channel": ((3, 8, 8), L0Ball(9, unit="pixel", mutable=torch.tensor([True, False, True]).view(3, 1, 1))),
-    "frozen without a box": ((60,), L0Ball(6, low=LOW, mutable=LOW.isfinite())),
+    "frozen channel": ((3, 8, 8), within_one(9, unit="pixel", mutable=torch.tensor([True, False, True]).view(3, 1, 1))),
+    "frozen without a box": ((60,), within_one(6, low=LOW, mutable=LOW.isfinite())),
 }
 
 
@@ -59,19 +60,19 @@ def test_breaks_linear_models_near_the_optimum(case: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])
 def test_the_scale_of_the_logits_does_not_matter(scale: float) -> None:
-    model, ball = Linear(300), L0Ball(12)
+    model, ball = Linear(300), within_one(12)
     model.weight, model.bias = scale * model.weight, scale * model.bias
     check_near_the_optimum(model, ball, sparse_pgd(model, model.x, model.y, ball))
 
 
 def test_of_two_classes_the_target_is_the_other() -> None:
-    model, ball = Linear(300, classes=2), L0Ball(12)
+    model, ball = Linear(300, classes=2), within_one(12)
     check_near_the_optimum(model, ball, sparse_pgd(model, model.x, model.y, ball, target=1 - model.y))
 
 
 @pytest.mark.parametrize("spoil", [torch.abs, torch.relu])
 def test_a_gradient_that_is_no_number_spoils_only_its_unit(spoil: Callable[[Tensor], Tensor]) -> None:
-    linear, ball = Linear(60), L0Ball(6, mutable=torch.arange(60) > 0)
+    linear, ball = Linear(60), within_one(6, mutable=torch.arange(60) > 0)
     linear.x[:, 0] = 0.0
     linear.y = linear(linear.x).argmax(1)
 
@@ -95,11 +96,18 @@ def test_the_halves_differ_in_whose_values_move() -> None:
     unprojected, projected = torch.cat(seen[11:31]), torch.cat(seen[41:61])
     assert (unprojected[unprojected != 0] == -100).all()
     assert (projected[projected != 0] > -100).any()
+    for gradient, corners in (("unprojected", True), ("projected", False)):
+        seen.clear()
+        sparse_pgd(model, x, y, L0Ball(4, low=-100.0, high=100.0), steps=60, gradient=gradient)  # type: ignore[arg-type]
+        for part in (torch.cat(seen[11:31]), torch.cat(seen[31:61])):
+            assert bool((part[part != 0] == -100).all()) == corners
+    with pytest.raises(ValueError, match="gradient must be one of 'both', 'unprojected', 'projected', got 'none'"):
+        sparse_pgd(model, x, y, within_one(1), gradient="none")  # type: ignore[arg-type]
 
 
 def test_a_step_costs_a_forward_and_a_backward() -> None:
     model = Linear(300)
-    result = sparse_pgd(model, model.x, model.y, L0Ball(1), steps=7, restarts=2)
+    result = sparse_pgd(model, model.x, model.y, within_one(1), steps=7, restarts=2)
     assert (result.queries[~result.success] == 2 * 7 * 2).all()
     assert (~result.success).any()
 
@@ -112,7 +120,7 @@ def test_a_row_without_slope_draws_new_units_after_its_patience() -> None:
         return torch.tensor([1.0, 0.0]) + 0 * x.sum(1, keepdim=True)
 
     x, y = torch.zeros(4, 50), torch.zeros(4, dtype=torch.int64)
-    sparse_pgd(model, x, y, L0Ball(3, mutable=torch.arange(50) % 2 > 0), steps=24)
+    sparse_pgd(model, x, y, within_one(3, mutable=torch.arange(50) % 2 > 0), steps=24)
     queried = torch.stack(seen[1:13])  # the first half
     assert (queried.sum(2) == 3).all()
     for row in range(4):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks import sparse_rs
 from ell0.attacks.sparse_rs import Values, _alpha
@@ -70,7 +71,7 @@ def test_every_query_follows_the_rules(unit: Unit, targeted: bool) -> None:
     queries, budget = 120, 5
     x, y = rows_of(unit, 3)
     target = y + 2 if targeted else None
-    ball = L0Ball(budget, unit)
+    ball = within_one(budget, unit)
     log = Log(steps)
     result = sparse_rs(log, x, y, ball, queries=queries, target=target)
     assert not result.success.any()
@@ -108,11 +109,11 @@ def test_every_query_follows_the_rules(unit: Unit, targeted: bool) -> None:
 def test_restarts_are_runs_of_their_own() -> None:
     x, y = rows_of("feature", 3)
     log = Log(steps)
-    result = sparse_rs(log, x, y, L0Ball(3), queries=10, restarts=3)
+    result = sparse_rs(log, x, y, within_one(3), queries=10, restarts=3)
     starts = log.asked[1], log.asked[11], log.asked[21]
     assert len(log.asked) == 31
     assert result.queries.tolist() == [30] * 3
-    assert all((L0Ball(3).count(x, start) == 3).all() for start in starts)
+    assert all((within_one(3).count(x, start) == 3).all() for start in starts)
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(starts))
 
 
@@ -131,7 +132,7 @@ def test_units_and_values_are_drawn_evenly() -> None:
     n, budget, queries = 40, 4, 400
     x = torch.zeros(n, 12)
     log = Log(constant)
-    sparse_rs(log, x, torch.zeros(n, dtype=torch.int64), L0Ball(budget), queries=queries, alpha=0.1)
+    sparse_rs(log, x, torch.zeros(n, dtype=torch.int64), within_one(budget), queries=queries, alpha=0.1)
     start, candidates = log.asked[1] != 0, log.asked[2:]
     going, coming, values = [], [], []
     for candidate in candidates:
@@ -154,7 +155,7 @@ def test_the_first_set_is_drawn_evenly() -> None:
     n = 6000
     log = Log(constant)
     mutable = torch.arange(7) != 3
-    ball = L0Ball(2, mutable=mutable)
+    ball = within_one(2, mutable=mutable)
     sparse_rs(log, torch.zeros(n, 7), torch.zeros(n, dtype=torch.int64), ball, queries=1)
     start = log.asked[1][:, mutable]
     assert not log.asked[1][:, 3].any()
@@ -170,7 +171,7 @@ def test_the_first_set_is_drawn_evenly() -> None:
 def test_a_budget_near_the_number_of_units_still_moves(rest: int) -> None:
     """Where fewer units are free than should move, units of the set get new values; no query is wasted."""
     x, y = rows_of("feature", 6)
-    ball = L0Ball(12 - rest)
+    ball = within_one(12 - rest)
     log = Log(constant)
     sparse_rs(log, x, y, ball, queries=60, alpha=0.5)
     start, *candidates = log.asked[1:]
@@ -209,7 +210,7 @@ def test_a_unit_that_comes_in_alone_gets_a_new_value(values: Values) -> None:
     mutable = torch.tensor([True, False, True]).view(3, 1, 1)
     for frozen in (None, mutable):
         log = Log(constant)
-        ball = L0Ball(2, "pixel", mutable=frozen)
+        ball = within_one(2, "pixel", mutable=frozen)
         sparse_rs(log, x, torch.zeros(8, dtype=torch.int64), ball, queries=80, values=values)
         start, *candidates = log.asked[1:]
         for candidate in candidates:
@@ -241,7 +242,7 @@ def test_black_white() -> None:
     assert abs(chi2(several.double())) < 5
     # A frozen channel stays; the others go together, also where one end is their clean value.
     log, mutable = Log(constant), torch.tensor([True, False, True]).view(3, 1, 1)
-    sparse_rs(log, x - 1, y, L0Ball(1, "pixel", mutable=mutable), queries=20, values="black-white")
+    sparse_rs(log, x - 1, y, within_one(1, "pixel", mutable=mutable), queries=20, values="black-white")
     points = torch.stack(log.asked[2:])
     assert (points[:, :, 1] == -1).all()
     assert torch.equal(points[:, :, 0], points[:, :, 2])
@@ -251,15 +252,15 @@ def test_black_white_features_are_corners() -> None:
     x, y = rows_of("feature", 6)
     for budget in (1, 4):
         one, other = Log(steps), Log(steps)
-        sparse_rs(one, x, y, L0Ball(budget), queries=60, values="corners")
-        sparse_rs(other, x, y, L0Ball(budget), queries=60, values="black-white")
+        sparse_rs(one, x, y, within_one(budget), queries=60, values="corners")
+        sparse_rs(other, x, y, within_one(budget), queries=60, values="black-white")
         assert all(map(torch.equal, one.asked, other.asked))
 
 
 def test_rows_with_few_free_units_keep_to_them() -> None:
     x, y = rows_of("feature", 4)
     mutable = torch.arange(12) < torch.tensor([[0], [1], [3], [12]])
-    ball = L0Ball(6, mutable=mutable)
+    ball = within_one(6, mutable=mutable)
     log = Log(constant)
     sparse_rs(log, x, y, ball, queries=40, alpha=1.0)
     for asked in log.asked[1:]:

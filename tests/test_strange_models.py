@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult, adaptive
 from ell0.nn import InputTruncation, TruncatedLinear
@@ -78,7 +79,7 @@ def test_an_input_that_is_cut_off_from_the_gradient(name: str) -> None:
 
     x = rows(5, 12)
     with pytest.raises(ValueError, match="model must have a gradient for this attack"):
-        ATTACKS[name](model, x, model(x).argmax(1), L0Ball(2))
+        ATTACKS[name](model, x, model(x).argmax(1), within_one(2))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -102,7 +103,7 @@ class Rowwise(nn.Module):
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    model, x, ball = Rowwise(), rows(30, 12).to(dtype), L0Ball(4)
+    model, x, ball = Rowwise(), rows(30, 12).to(dtype), within_one(4)
     result = ATTACKS[name](model, x, model(x).argmax(1), ball)
     assert result.x_adv.dtype == dtype
     assert ball.contains(x, result.x_adv).all()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from balls import within_one
 from ell0 import L0Ball, evaluate, models, recipe
 from ell0.attacks import sparse_rs
 from ell0.nn import ParallelLinear
@@ -203,10 +204,10 @@ def test_one_large_value_decides_unless_pixels_are_binary() -> None:
 
 def test_evaluate_attacks_grey_ones_by_gradients_and_says_why_not_binary_ones() -> None:
     x, y = images(12)
-    report = evaluate(synthesis(), x, y, L0Ball(3, "pixel"), ["sigma_zero", "sparse_rs"])
+    report = evaluate(synthesis(), x, y, within_one(3, "pixel"), ["sigma_zero", "sparse_rs"])
     assert not any("gradient at all" in flag for flag in report.flags)
     with pytest.raises(ValueError, match="attacks must be black-box for a model that gives no gradient, got sigma_zer"):
-        evaluate(synthesis(pixels="binary"), x, y, L0Ball(3, "pixel"), ["sigma_zero"])
+        evaluate(synthesis(pixels="binary"), x, y, within_one(3, "pixel"), ["sigma_zero"])
 
 
 @pytest.mark.parametrize(
@@ -242,9 +243,7 @@ def test_a_recipe_trains_it_on_its_own_objective(tmp_path: Path) -> None:
     results = Results.load(ran / "results.json")
     assert results.find(what="clean_accuracy", classifier="F(0)").value > 0.8
     assert results.find(what="robust_accuracy", classifier="F(0)", budget=2, queries=8, attack="sparse_rs")
-    checkpoint = load_checkpoint(ran / "f0")
-    network = recipe.model(checkpoint.card)
-    checkpoint.into(network)
+    network = recipe.model(load_checkpoint(ran / "f0"))
     assert isinstance(network, AnalysisBySynthesis)
     assert (network.samples, network.in_shape) == (20, (1, 4, 4))
     edited(path, "[classifier.training]\nepochs = 3", "[classifier.training]\ntrades = { budget = 1 }\nepochs = 3")

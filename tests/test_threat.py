@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any, ClassVar, cast
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from balls import within_one
 from ell0.threat import L0Ball, Unit
 
 inf, nan = math.inf, math.nan
@@ -113,30 +115,30 @@ def test_project_lands_in_the_ball_and_treats_each_row_alone(situation: tuple[L0
     ],
 )
 def test_project_keeps_the_largest_change(x: list[float], x_adv: list[float], expected: list[float]) -> None:
-    projected = L0Ball(1).project(torch.tensor([x]), torch.tensor([x_adv]))
+    projected = within_one(1).project(torch.tensor([x]), torch.tensor([x_adv]))
     assert same(projected, torch.tensor([expected]))
 
 
 def test_a_changed_pixel_is_held_to_the_box_with_all_its_mutable_channels() -> None:
     x = torch.tensor([5.0, 0.0]).view(1, 2, 1, 1)
     x_adv = torch.tensor([5.0, 0.5]).view(1, 2, 1, 1)
-    assert not L0Ball(1, "pixel").contains(x, x_adv).item()
-    frozen = L0Ball(1, "pixel", mutable=torch.tensor([False, True]).view(2, 1, 1))
+    assert not within_one(1, "pixel").contains(x, x_adv).item()
+    frozen = within_one(1, "pixel", mutable=torch.tensor([False, True]).view(2, 1, 1))
     assert frozen.contains(x, x_adv).item()
     assert not frozen.contains(x, torch.full_like(x, 0.5)).item()
 
 
 def test_no_rows() -> None:
-    for ball, x in ((L0Ball(2), torch.zeros(0, 3)), (L0Ball(2, "pixel"), torch.zeros(0, 3, 2, 2))):
+    for ball, x in ((within_one(2), torch.zeros(0, 3)), (within_one(2, "pixel"), torch.zeros(0, 3, 2, 2))):
         assert ball.count(x, x).shape == ball.contains(x, x).shape == (0,)
 
 
 def test_a_ball_is_frozen_and_hashable() -> None:
-    ball = L0Ball(1, low=torch.zeros(3))
+    ball = within_one(1, low=torch.zeros(3))
     with pytest.raises(FrozenInstanceError):
         ball.budget = 2  # type: ignore[misc]
     assert ball in {ball}
-    assert ball != L0Ball(1, low=torch.zeros(3))
+    assert ball != within_one(1, low=torch.zeros(3))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,94 @@ def test_a_ball_is_frozen_and_hashable() -> None:
 )
 def test_bad_balls(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        L0Ball(**{"budget": 1, **arguments})
+        within_one(**{"budget": 1, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [{}, {"low": 0.0}, {"high": 1.0}])
+def test_the_box_has_no_default(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"low and high must be given.* low=0.0, high=1.0; L0Ball.of\(x, 7\) takes"):
+        L0Ball(7, **arguments)
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=9))
+def test_the_box_of_the_data_is_its_range(values: list[float]) -> None:
+    x = torch.tensor(values).view(-1, 1)
+    for data in (x, x.numpy()):
+        ball = L0Ball.of(data, 1)
+        assert (ball.low, ball.high) == (min(values), max(values))
+    assert ball.doubt(x) is None
+    ball.check_near(x)
+
+
+def test_no_range_no_box() -> None:
+    for x in (torch.zeros(0, 3), torch.tensor([[0.0, inf]])):
+        with pytest.raises(ValueError, match="x must be finite numbers, at least one"):
+            L0Ball.of(x, 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "entries"),
+    [
+        (0.0, 1.0, "values in [0, 1]", {"box": "[0, 1]"}),
+        (-100, 100, "values in [-100, 100]", {"beta": 100.0}),
+        (-inf, inf, "any value", {}),
+        (0, inf, "values in [0, inf]", {"box": "[0, inf]"}),
+        (torch.tensor(-2.0), 2, "values in [-2, 2]", {"beta": 2.0}),
+        (torch.tensor([-1.0, -3.0]), torch.tensor([2.0, 3.0]), "values in [-3, 3], each number in a range of its own",
+         {"box": "[-3, 3], each number in a range of its own"}),
+    ],
+)  # fmt: skip
+def test_the_box_in_words(low: Any, high: Any, words: str, entries: dict[str, object]) -> None:
+    ball = L0Ball(2, low=low, high=high)
+    assert str(ball) == f"2 features changed, {words}"
+    assert ball.entries == entries
+    assert str(L0Ball(1, "pixel", low, high)) == f"1 pixel changed, {words}"
+
+
+@pytest.mark.parametrize(
+    ("x", "low", "high", "doubt"),
+    [
+        ([0.0, 1.0], -1.0, 1.0, r"half of the box is empty: x lies in \[0, 1\], the box is \[-1, 1\]; give low=0 if"),
+        ([-1.0, 0.0], -1.0, 1.0, "half of the box is empty: .*; give high=0 if"),
+        ([0.0, 1.0], -100.0, 100.0, None),  # far outside of the data on both sides: meant so
+        ([-1.0, 1.0], -1.0, 1.0, None),
+        ([0.0, 1.0], 0.0, 1.0, None),
+        ([1.0, 1.0], -1.0, 1.0, None),  # one value has no range
+        ([0.0, 1.0], -inf, 1.0, None),
+        ([0.0, 1.0], torch.tensor(-1.0), 1.0, None),
+        ([-1.2, 1.0], -1.0, 1.0, r"clean values outside the box: x lies in \[-1.2, 1\], .* L0Ball.of\(x, 1\) takes"),
+        ([0.0, 1.2], 0.0, 1.0, "clean values outside the box"),
+    ],
+)
+def test_a_box_that_does_not_seem_to_be_meant(x: list[float], low: Any, high: Any, doubt: str | None) -> None:
+    rows, ball = torch.tensor([x]), L0Ball(1, low=low, high=high)
+    said = ball.doubt(rows)
+    assert said is None if doubt is None else re.match(doubt, said or "")
+    ball.check_near(rows)
+    frozen = L0Ball(1, low=low, high=high, mutable=torch.tensor([False, False]))
+    assert frozen.doubt(rows) is None  # only what may change counts
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0)])
+def test_a_box_of_another_scale_is_refused(low: float, high: float) -> None:
+    x = torch.tensor([[0.0, 255.0]])
+    with pytest.raises(ValueError, match=r"must be of the scale of x: x lies in \[0, 255\], .* L0Ball.of\(x, 1, 'feat"):
+        L0Ball(1, low=low, high=high).check_near(x)
+    with pytest.raises(ValueError, match="must be of the scale of x"):
+        L0Ball(1, low=low, high=high).check_near(-x)
+    L0Ball(1, low=torch.tensor(low), high=high).check_near(x)
+    L0Ball(1, low=0.0, high=0.0).check_near(x)  # an attacker who only removes
+    L0Ball(1, low=low, high=high, mutable=torch.tensor([True, False])).check_near(x)
+
+
+def test_channels_last_is_refused_for_pixels() -> None:
+    ball = within_one(1, "pixel")
+    for channels in (1, 3, 4):
+        x = torch.zeros(2, 8, 8, channels)
+        with pytest.raises(ValueError, match=r"got channels last, .* x.permute\(0, 3, 1, 2\), and ell0.wrap\(model"):
+            ball.count(x, x)
+        assert ball.count(x.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)).tolist() == [0, 0]
+        assert within_one(1).count(x, x).tolist() == [0, 0]
 
 
 class Recorded(TorchDispatchMode):
@@ -190,16 +279,16 @@ IMAGE = torch.zeros(2, 3, 2, 2)
 @pytest.mark.parametrize(
     ("ball", "x", "x_adv", "message"),
     [
-        (L0Ball(13), IMAGE, IMAGE, "got budget=13 with 12 units"),
-        (L0Ball(5, "pixel"), IMAGE, IMAGE, "got budget=5 with 4 units"),
-        (L0Ball(1, "pixel"), IMAGE[0], IMAGE[0], r'unit="pixel", got shape \(3, 2, 2\)'),
-        (L0Ball(1), torch.zeros(3), torch.zeros(3), r"x must be a floating-point tensor of shape \(n, ...\), got"),
-        (L0Ball(1), IMAGE.int(), IMAGE.int(), "x must be a floating-point tensor"),
-        (L0Ball(1), IMAGE, IMAGE[:1], "x_adv must have the shape, dtype and device of x"),
-        (L0Ball(1), IMAGE, IMAGE.to("meta"), "on meta for .* on cpu"),
-        (L0Ball(1, low=-torch.ones(3)), IMAGE, IMAGE, r"low must be broadcastable to x .* shape \(3,\)"),
-        (L0Ball(1, mutable=torch.ones(2, 2, 2) > 0), IMAGE, IMAGE, "mutable must be broadcastable to x"),
-        (L0Ball(1, mutable=torch.ones(2, device="meta") > 0), IMAGE, IMAGE, "mutable must be .* on its device"),
+        (within_one(13), IMAGE, IMAGE, "got budget=13 with 12 units"),
+        (within_one(5, "pixel"), IMAGE, IMAGE, "got budget=5 with 4 units"),
+        (within_one(1, "pixel"), IMAGE[0], IMAGE[0], r'unit="pixel", got shape \(3, 2, 2\)'),
+        (within_one(1), torch.zeros(3), torch.zeros(3), r"x must be a floating-point tensor of shape \(n, ...\), got"),
+        (within_one(1), IMAGE.int(), IMAGE.int(), "x must be a floating-point tensor"),
+        (within_one(1), IMAGE, IMAGE[:1], "x_adv must have the shape, dtype and device of x"),
+        (within_one(1), IMAGE, IMAGE.to("meta"), "on meta for .* on cpu"),
+        (within_one(1, low=-torch.ones(3)), IMAGE, IMAGE, r"low must be broadcastable to x .* shape \(3,\)"),
+        (within_one(1, mutable=torch.ones(2, 2, 2) > 0), IMAGE, IMAGE, "mutable must be broadcastable to x"),
+        (within_one(1, mutable=torch.ones(2, device="meta") > 0), IMAGE, IMAGE, "mutable must be .* on its device"),
     ],
 )
 @pytest.mark.parametrize("call", ["count", "contains"])
@@ -209,4 +298,4 @@ def test_bad_inputs(call: str, ball: L0Ball, x: Tensor, x_adv: Tensor, message: 
 
 
 def test_a_budget_of_numpy_becomes_an_int() -> None:
-    assert type(L0Ball(np.int64(3)).budget) is int  # type: ignore[arg-type]
+    assert type(within_one(np.int64(3)).budget) is int

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from balls import trades_within_one
 from ell0 import L0Ball, certify, models, recipe
 from ell0.nn import TruncatedLinear
 from ell0.results import Results
@@ -41,7 +42,13 @@ def learnt() -> nn.Sequential:
 @pytest.mark.parametrize("steps", [0, 5])
 @pytest.mark.parametrize(
     "trades",
-    [Trades(4, "pixel"), Trades(7), Trades(3, "pixel", low=-0.2, high=0.4), Trades(36, "pixel"), Trades(5, high=9.0)],
+    [
+        trades_within_one(4, "pixel"),
+        trades_within_one(7),
+        Trades(3, "pixel", low=-0.2, high=0.4),
+        trades_within_one(36, "pixel"),
+        trades_within_one(5, high=9.0),
+    ],
     ids=["pixels", "features", "narrow", "all", "wide"],
 )
 def test_points_lie_in_the_ball(trades: Trades, steps: int) -> None:
@@ -60,7 +67,7 @@ def test_points_lie_in_the_ball(trades: Trades, steps: int) -> None:
 
 
 def test_the_loss_is_that_of_the_formula() -> None:
-    (x, y), trades = images(), Trades(4, "pixel", steps=3, weight=2.5)
+    (x, y), trades = images(), trades_within_one(4, "pixel", steps=3, weight=2.5)
     by_hand, mine, adversarial = learnt(), learnt(), learnt()
     torch.manual_seed(1)
     x_adv = trades.attacked(by_hand, x, y)
@@ -89,13 +96,13 @@ def test_the_attack_leaves_the_model_as_it_was() -> None:
     (x, y), model = images(), learnt()
     before, kept = copy.deepcopy(model), x.clone()
     model.train()[1].eval()  # a layer may be in a mode of its own
-    Trades(4, "pixel").attacked(model, x, y)
+    trades_within_one(4, "pixel").attacked(model, x, y)
     assert same(model, before)
     assert [module.training for module in model] == [True, False, True, True, True, True]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(x, kept)
     with pytest.raises(RuntimeError):
-        Trades(4, "pixel").attacked(model, x[:, :2], y)
+        trades_within_one(4, "pixel").attacked(model, x[:, :2], y)
     assert [module.training for module in model] == [True, False, True, True, True, True]
 
 
@@ -108,7 +115,7 @@ def test_it_finds_the_best_points_of_a_linear_model() -> None:
     gains = torch.maximum(weight * (x + 1), weight * (x - 1)).sort(1, descending=True).values[:, :5].sum(1)
 
     def gained(steps: int) -> Tensor:
-        moved = x - Trades(5, steps=steps).attacked(model, x, y)
+        moved = x - trades_within_one(5, steps=steps).attacked(model, x, y)
         return torch.div((weight * moved).sum(1), gains)
 
     several = torch.stack([gained(20) for _ in range(6)]).detach()  # of either mask
@@ -124,7 +131,7 @@ def test_a_coin_decides_whose_values_move(monkeypatch: pytest.MonkeyPatch) -> No
     for coin in (0.0, 0.4, 0.6, 1.0):
         monkeypatch.setattr(torch, "rand", lambda *_, coin=coin, **__: torch.tensor(coin))
         torch.manual_seed(0)
-        found.append(Trades(4, "pixel", steps=8).attacked(model, x, y))
+        found.append(trades_within_one(4, "pixel", steps=8).attacked(model, x, y))
     assert [torch.equal(one, other) for one, other in itertools.pairwise(found)] == [True, False, True]
 
 
@@ -133,7 +140,7 @@ def test_truncated_layers_are_attacked_through() -> None:
     model, x = nn.Sequential(TruncatedLinear(40, 2, 5)), torch.rand(50, 40) * 2 - 1
     y = model(x).argmax(1)
     torch.manual_seed(1)
-    steps = [F.cross_entropy(model(Trades(8, steps=steps).attacked(model, x, y)), y) for steps in (0, 10)]
+    steps = [F.cross_entropy(model(trades_within_one(8, steps=steps).attacked(model, x, y)), y) for steps in (0, 10)]
     assert steps[1] > 2 * steps[0]
     assert "forward" not in model[0].__dict__  # that of the attack, which gives removed terms a gradient
 
@@ -141,7 +148,7 @@ def test_truncated_layers_are_attacked_through() -> None:
 def test_the_worst_of_the_points_is_taken() -> None:
     (x, y), model, seen = images(60, seed=1), learnt(), []
     model[5].register_forward_hook(lambda _, __, logits: seen.append(logits.detach()))
-    x_adv = Trades(4, "pixel", steps=6).attacked(model, x, y)
+    x_adv = trades_within_one(4, "pixel", steps=6).attacked(model, x, y)
     losses = torch.stack([F.cross_entropy(logits, y, reduction="none") for logits in seen])
     assert len(losses) == 7
     assert set(losses.argmax(0).tolist()) >= {4, 5, 6}
@@ -154,13 +161,13 @@ def test_in_bf16_all_forwards_are_rounded() -> None:
     model = normed()
     model[4].register_forward_hook(lambda _, __, out: seen.append(out.dtype))
     config = TrainConfig(epochs=1, batch=12, rates=(0.05,), precision="bf16")
-    losses = Stepper(model, config, batch_loss=Trades(4, "pixel", steps=3)).step(x, y)
+    losses = Stepper(model, config, batch_loss=trades_within_one(4, "pixel", steps=3)).step(x, y)
     assert losses.dtype == torch.float32
     assert seen == [torch.bfloat16] * 5
     with pytest.raises(ValueError, match='precision must not be "bf16" with an objective'):
         fit(models.mlp(2, in_features=108, hidden=(8,)), (x, y), config, objective=certify.Objective(1))
     seen.clear()
-    Stepper(model, replace(config, precision="fp32"), batch_loss=Trades(4, "pixel", steps=3)).step(x, y)
+    Stepper(model, replace(config, precision="fp32"), batch_loss=trades_within_one(4, "pixel", steps=3)).step(x, y)
     assert seen == [torch.float32] * 5
 
 
@@ -176,7 +183,7 @@ def test_no_shape_and_no_path_depends_on_values() -> None:
 
     with Watched():
         for model in (normed(), models.small_cnn(2, in_shape=(3, 6, 6), classes=3)):
-            Trades(4, "pixel", steps=3)(model, x, y)[1].backward()
+            trades_within_one(4, "pixel", steps=3)(model, x, y)[1].backward()
         assert asked == []
         float(x.sum())  # what would have been seen
         x.nonzero()
@@ -185,7 +192,10 @@ def test_no_shape_and_no_path_depends_on_values() -> None:
 
 def test_the_same_seed_gives_the_same_bits_also_when_killed(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"data": images(60), "attack": None, "validation": None}
-    arguments |= {"config": TrainConfig(epochs=4, batch=16, rates=(0.05,)), "objective": Trades(5, "pixel", steps=3)}
+    arguments |= {
+        "config": TrainConfig(epochs=4, batch=16, rates=(0.05,)),
+        "objective": trades_within_one(5, "pixel", steps=3),
+    }
     whole = run(None, normed(), **arguments)
     torch.rand(7)
     assert same(run(None, normed(), **arguments), whole)
@@ -193,7 +203,7 @@ def test_the_same_seed_gives_the_same_bits_also_when_killed(tmp_path: Path) -> N
     with pytest.raises(Killed):
         run(tmp_path, normed(), 1, **arguments)
     with pytest.raises(ValueError, match="differs in: objective"):
-        run(tmp_path, normed(), **arguments | {"objective": Trades(5, "pixel", steps=3, weight=5.0)})
+        run(tmp_path, normed(), **arguments | {"objective": trades_within_one(5, "pixel", steps=3, weight=5.0)})
     assert same(run(tmp_path, normed(), **arguments), whole)
 
 
@@ -209,15 +219,15 @@ def test_the_same_seed_gives_the_same_bits_also_when_killed(tmp_path: Path) -> N
 )
 def test_wrong_arguments_are_named(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Trades(**{"budget": 4, **words})
+        trades_within_one(**{"budget": 4, **words})
 
 
 def test_what_does_not_fit_the_rows_is_said_before_an_epoch_is_spent() -> None:
     (x, y), config = images(), TrainConfig(epochs=9, batch=12)
     with pytest.raises(ValueError, match="budget must be at most the 36 units of x, got 37"):
-        fit(normed(), (x, y), config, objective=Trades(37, "pixel"))
+        fit(normed(), (x, y), config, objective=trades_within_one(37, "pixel"))
     with pytest.raises(ValueError, match='unit must be "feature" unless x is'):
-        fit(nn.Linear(108, 3), (x.flatten(1), y), config, objective=Trades(3, "pixel"))
+        fit(nn.Linear(108, 3), (x.flatten(1), y), config, objective=trades_within_one(3, "pixel"))
 
 
 TABLE = '[classifier.training.trades]\nbudget = 3\nunit = "pixel"\nbeta = 0.5\nsteps = 2\nweight = 3.0\n'

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ell0 import L0Ball
+from balls import within_one
 from ell0.attacks.contract import Victim
 from oracle import Sums
 
@@ -19,7 +19,7 @@ def victim() -> Iterator[Victim]:
         model.weight.copy_(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
         model.bias.zero_()
     x, y = torch.full((2, 3), 0.5), torch.zeros(2, dtype=torch.int64)
-    with Victim(model, x, y, L0Ball(2, low=-2.0), minimal=True) as victim:
+    with Victim(model, x, y, within_one(2, low=-2.0), minimal=True) as victim:
         yield victim
 
 

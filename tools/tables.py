@@ -23,6 +23,7 @@ from ell0.results import (
     CLIPPED,
     EQUAL,
     HARDENED,
+    MONOTONE,
     OPTIMAL,
     OPTIMAL_CHOSEN,
     OURS,
@@ -620,7 +621,8 @@ ROWS = {"of all rows": of(over=None), "of the rows classified rightly": of(over=
 SCALE = [(3, 5000), (5, 5000), (8, 300), (8, 1000), (8, 5000)]
 TIMES = {"training": "training", "of them attacks": "attack", "one epoch": "epoch"}
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
-DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, f"`{OURS}`": OURS}
+DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, "the same, weights of at least 0": MONOTONE}
+DETECTORS |= {f"`{OURS}`": OURS}
 
 TABLES: dict[str, Make] = {
     "digits": digits,

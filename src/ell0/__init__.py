@@ -9,12 +9,13 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import attacks, certify, data, models, nn, ops, part_networks, recipe, report, theory, train
+    from . import attacks, certify, data, export, models, nn, ops, part_networks, recipe, report, theory, train
     from .attacks import ATTACKS
     from .evaluation.evaluate import evaluate
     from .nn import truncate
     from .ops import truncated_linear
     from .threat import L0Ball
+    from .wrapping import wrap
 
     __version__: str
 
@@ -26,6 +27,7 @@ __all__ = [
     "certify",
     "data",
     "evaluate",
+    "export",
     "models",
     "nn",
     "ops",
@@ -36,6 +38,7 @@ __all__ = [
     "train",
     "truncate",
     "truncated_linear",
+    "wrap",
 ]
 
 _HOME = {
@@ -44,6 +47,7 @@ _HOME = {
     "evaluate": "evaluation",
     "truncate": "nn",
     "truncated_linear": "ops",
+    "wrap": "wrapping",
 }
 
 if not TYPE_CHECKING:

@@ -1,22 +1,18 @@
-"""What every room may need: checks of arguments, nearest words, digests, seeded generators, whole files, progress."""
+"""What every room may need: checks of arguments, nearest words, digests, seeded generators, progress."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = [
-    "Progress", "Step", "check_count", "check_out", "device_of", "did_you_mean", "digest", "seeded", "silent",
-    "write_whole",
+    "Progress", "Step", "check_count", "device_of", "did_you_mean", "digest", "seeded", "silent",
 ]  # fmt: skip
 
 
@@ -24,6 +20,8 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     """Returns value as an int if it is one, or numpy's, and >= least; raises a ValueError that names it otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be less than 2**63, got {value!r}")
     return int(value)
 
 
@@ -63,30 +61,6 @@ def seeded(seed: int, *words: object) -> torch.Generator:
     """A CPU generator that depends on the seed and on these words alone, so that every use has draws of its own."""
     key = hashlib.sha256(" ".join(map(str, (seed, *words))).encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "big") >> 1)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file whole: under a temporary name beside it, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def check_out(out: Path, name: str = "out") -> None:
-    """Raises OSError if a file cannot be written there. Makes its folder."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.").close()
-    except OSError as error:
-        raise OSError(f"{name} must be a name in a folder that can be written, got {out} ({error})") from error
-    if out.exists() and not out.is_file():
-        raise OSError(f"{name} must be a file or a new name, got {out}{', a folder' if out.is_dir() else ''}")
 
 
 @dataclass(frozen=True)

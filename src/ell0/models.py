@@ -1,4 +1,8 @@
-"""The networks of the paper, F(k) and VGG(k), a plain convolutional one and a small one. All return logits."""
+"""The networks of the paper, F(k) and VGG(k), plain and small ones, and those of the rivals. All return logits.
+
+[Hammoudeh24] Z. Hammoudeh, D. Lowd, "Provable Robustness against a Union of L0 Adversarial Attacks", 2024.
+[Levine20] A. Levine, S. Feizi, "Robustness Certificates for Sparse Adversarial Attacks by Randomized Ablation", 2020.
+"""
 
 import math
 from collections import OrderedDict
@@ -7,13 +11,14 @@ from itertools import pairwise
 
 from torch import nn
 
-from .nn import InputTruncation, TruncatedLinear
+from .nn import InputScale, InputTruncation, TruncatedLinear
 from .nn.layers import check_shape
+from .nn.residual import GhostBatchNorm, ResidualBlock, Skip, convolution
 from .ops import check_k
 
 Shape = tuple[int, int, int]  # channels, height, width
 
-__all__ = ["cnn", "mlp", "small_cnn", "vgg19"]
+__all__ = ["cnn", "mlp", "resnet9", "resnet18", "small_cnn", "vgg19"]
 
 VGG19_BLOCKS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -50,8 +55,8 @@ def vgg19(k: int = 10, *, classes: int = 10, in_shape: Shape = (3, 32, 32)) -> n
     features: list[nn.Module] = []
     for wide, convolutions in VGG19_BLOCKS:
         for _ in range(convolutions):
-            convolution = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
-            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+            layer = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
+            features += [layer, nn.BatchNorm2d(wide), nn.ReLU()]
             channels = wide
         features.append(nn.MaxPool2d(2))
     first = nn.Linear(channels * (height // 32) * (width // 32), channels)
@@ -76,8 +81,8 @@ def cnn(
     features: list[nn.Module] = []
     for wide in widths:
         halves = nn.Conv2d(channels, wide, 4, stride=2, padding=1)
-        for convolution in (halves, *(nn.Conv2d(wide, wide, 3, padding=1) for _ in range(depth - 1))):
-            features += [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+        for layer in (halves, *(nn.Conv2d(wide, wide, 3, padding=1) for _ in range(depth - 1))):
+            features += [layer, nn.BatchNorm2d(wide), nn.ReLU()]
         channels, height, width = wide, height // 2, width // 2
     head: list[nn.Module] = []
     for before, after in pairwise((channels * height * width, *hidden, classes)):
@@ -85,6 +90,31 @@ def cnn(
     return nn.Sequential(
         OrderedDict(features=nn.Sequential(*features), flatten=nn.Flatten(), head=nn.Sequential(*head[:-1]))
     )
+
+
+def resnet9(*, classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
+    """The base of [Hammoudeh24]: eight convolutions of 64 to 512 channels with ghost batch norm, and CELU; logits / 8.
+
+    Input ``(n, *in_shape)``, height and width at least 8; output ``(n, classes)``.
+    """
+    channels, *_ = _check_image(in_shape, 8, "three poolings")
+
+    def layer(before: int, after: int, *more: nn.Module) -> list[nn.Module]:
+        return [convolution(before, after), GhostBatchNorm(after), nn.CELU(0.075), *more]
+
+    body = layer(channels, 64) + layer(64, 128, nn.MaxPool2d(2)) + [Skip(*layer(128, 128), *layer(128, 128))]
+    body += layer(128, 256, nn.MaxPool2d(2)) + layer(256, 512, nn.MaxPool2d(2))
+    body += [Skip(*layer(512, 512), *layer(512, 512)), nn.AdaptiveMaxPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(512, classes, bias=False), InputScale(0.0, 8.0))
+
+
+def resnet18(*, classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
+    """ResNet-18 for small images, the base of [Levine20].  Input ``(n, *in_shape)``; output ``(n, classes)``."""
+    channels, *_ = _check_image(in_shape)
+    body = [convolution(channels, 64), nn.BatchNorm2d(64), nn.ReLU(), *(ResidualBlock(64, 64) for _ in range(2))]
+    for wide in (128, 256, 512):
+        body += [ResidualBlock(wide // 2, wide, 2), ResidualBlock(wide, wide)]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
 def small_cnn(k: int = 0, *, classes: int = 10, in_shape: Shape = (1, 28, 28), width: int = 8) -> nn.Sequential:

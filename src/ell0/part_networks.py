@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from .common import check_count
 from .nn.layers import check_shape
+from .nn.residual import ResidualBlock, convolution
 
 Pool = Literal["mean", "learned"]
 
@@ -88,7 +89,7 @@ class PartCNN(nn.Module):
         if pool not in get_args(Pool):
             raise ValueError(f'pool must be "mean" or "learned", got {pool!r}')
         wide = [check_count("widths", width) for width in widths]
-        self.first = _convolution(shape[0], wide[0])
+        self.first = convolution(shape[0], wide[0])
         self.place = _embedding(check_count("places", places), wide[0])
         self.norm = nn.BatchNorm2d(wide[0])
         self.blocks = nn.Sequential()
@@ -166,24 +167,6 @@ class RowNorm(nn.Module):
             return F.layer_norm(x, x.shape[-1:])
 
 
-class ResidualBlock(nn.Module):
-    """relu(x + branch(x)), both convolved with stride 2 where the block halves the picture."""
-
-    def __init__(self, before: int, after: int, stride: int = 1) -> None:
-        super().__init__()
-        last = nn.BatchNorm2d(after)
-        nn.init.zeros_(last.weight)  # at first the block is the identity
-        first = _convolution(before, after, stride), nn.BatchNorm2d(after), nn.ReLU()
-        self.branch = nn.Sequential(*first, _convolution(after, after), last)
-        self.skip: nn.Module = nn.Identity()
-        if (before, stride) != (after, 1):
-            self.skip = nn.Sequential(_convolution(before, after, stride, 1), nn.BatchNorm2d(after))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.skip(x) + self.branch(x)
-        return found.relu()
-
-
 class SelfAttention(nn.Module):
     """Attention of the tokens ``(m, tokens, width)`` of a part to each other."""
 
@@ -217,13 +200,6 @@ def _linear(before: int, after: int, gain: float = 2.0**0.5) -> nn.Linear:
 def _head(width: int, classes: int) -> nn.Linear:
     """Small logits at first: a vote that is sure of nothing costs log(classes)."""
     return _linear(width, check_count("classes", classes, least=2), gain=0.1)
-
-
-def _convolution(before: int, after: int, stride: int = 1, size: int = 3) -> nn.Conv2d:
-    """Before a batch norm, which has the bias."""
-    layer = nn.Conv2d(before, after, size, stride, size // 2, bias=False)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return layer
 
 
 def _embedding(number: int, width: int) -> nn.Embedding:

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .common import write_whole
+from . import files
 
 SCHEMA = 2
 """The version of the layout of a results file; other versions are refused."""
+_SEAL = b'{\n "sha256": "'  # what a file begins with; the SHA-256 of the rest follows
 
 WORST_CASE = "worst case"
 """The attack of a measurement that all attacks decided together."""
@@ -32,6 +33,7 @@ EQUAL, OPTIMAL = "Bayes weights, k = m", "best weights, k = m"
 CHOSEN, OPTIMAL_CHOSEN, CLIPPED = "Bayes weights, k chosen", "best weights, k chosen", "clipped"
 """The classifiers of `ell0 theory`, as its rows and its page name them."""
 PLAIN, HARDENED, OURS = "logistic regression", "logistic regression, C against evasion", "TruncatedLinearClassifier"
+MONOTONE = "logistic regression, weights >= 0"
 """The detectors of `ell0 theory malware`."""
 
 Row = dict[str, Any]
@@ -141,7 +143,7 @@ _FIELDS = tuple(each.name for each in fields(Measurement) if each.name not in ("
 _FIGURES = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "certified")
 _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys((*_FIGURES, "k", "budget", "queries", "steps", "beta"), (int | float, "a number")),
-    **dict.fromkeys(("what", "classifier", "attack", "unit", "protocol"), (str, "a text")),
+    **dict.fromkeys(("what", "classifier", "attack", "unit", "box", "protocol"), (str, "a text")),
     **{"decided": (dict, "an object"), "beside": (dict, "an object"), "flags": (list, "a list")},
 }
 
@@ -195,24 +197,30 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = self.plain()
         rows = ",\n".join("  " + json.dumps(row) for row in head.pop("rows"))
-        write_whole(path, (json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n').encode())
+        text = json.dumps(head, indent=1)[2:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
+        files.write(path, files.sealed(_SEAL, f'",\n{text}'.encode()))
         return path
 
     @classmethod
     def load(cls, path: Path | str) -> Results:
-        """Reads what `save` wrote."""
-        text = Path(path).read_text()
+        """Reads what `save` wrote; raises FileError if it was altered. Files of before have no SHA-256."""
+        raw = files.read(Path(path))
         try:
-            content = dict(json.loads(text))
+            whole, content = files.unsealed(raw, _SEAL), dict(json.loads(raw))
+            if whole is False or (whole is None and "sha256" in content):
+                raise ValueError("it was altered, its content does not fit the SHA-256 in it")
+            content.pop("sha256", None)
             schema, rows = content.pop("schema", 1), content.pop("rows")
+            if not isinstance(rows, list):
+                raise ValueError(f"rows must be a list, got {rows!r}")
             if schema == SCHEMA:
                 return cls(**content, rows=[_read(i, dict(row)) for i, row in enumerate(rows, 1)])
         except KeyError as error:
-            raise ValueError(f"{path} is not a results file: {error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a results file: {error}") from error
+            raise files.FileError(f"{path} is not a results file: {error} is missing") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise files.FileError(f"{path} is not a results file: {error}") from error
         other = f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA})"
-        raise ValueError(f"{other}: measure again in a new folder, by `{content.get('command')}`")
+        raise files.FileError(f"{other}: measure again in a new folder, by `{content.get('command')}`")
 
 
 def _read(number: int, row: Row) -> Measurement:
@@ -220,18 +228,23 @@ def _read(number: int, row: Row) -> Measurement:
         kind, words = _TYPES.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
+    if not all(isinstance(count, int) for count in row.get("decided", {}).values()):
+        raise ValueError(f"decided of row {number} must hold numbers, got {row['decided']!r}")
+    if not all(isinstance(flag, str) for flag in row.get("flags", ())):
+        raise ValueError(f"flags of row {number} must be texts, got {row['flags']!r}")
     return Measurement.of(**row)
 
 
 def _commit() -> str | None:
-    """The commit of this checkout, with ``-dirty`` where a tracked file differs from it; None outside of one."""
+    """The commit of this checkout, with ``-dirty`` where a tracked file differs from it, or of the installed wheel."""
     words = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
     here, tracked = Path(__file__).resolve().parent, ["git", "ls-files", "--error-unmatch", __file__]
     try:
         subprocess.run(tracked, cwd=here, capture_output=True, check=True)
         return subprocess.run(words, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        recorded = here / "commit.txt"  # which setup.py wrote
+        return recorded.read_text().strip() if recorded.exists() else None
 
 
 def _device(device: torch.device) -> str:

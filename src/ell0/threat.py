@@ -1,5 +1,6 @@
 """What the attacker may do: one value, passed to every attack, evaluation, certificate and report."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
@@ -23,8 +24,9 @@ class L0Ball:
     Args:
         budget: units that may change, ``>= 0``.
         unit: ``"feature"``, one number of x; ``"pixel"``, all channels of one position, x ``(n, c, h, w)``.
-        low, high: box of a changed unit, numbers or tensors broadcastable to x; infinite is allowed. x itself may lie
-            outside: an unchanged unit is not looked at, a changed pixel is with all its channels.
+        low, high: box of a changed unit, numbers or tensors broadcastable to x; infinite is allowed. They have no
+            default: `of` takes them from the data. x itself may lie outside: an unchanged unit is not looked at, a
+            changed pixel is with all its channels.
         mutable: bool, broadcastable to x, False where a number is frozen. The frozen channels of a pixel never change
             and are not held to the box; the pixel may change in the others, and counts as one.
 
@@ -34,14 +36,17 @@ class L0Ball:
 
     budget: int
     unit: Unit = "feature"
-    low: float | Tensor = -1.0
-    high: float | Tensor = 1.0
+    low: float | Tensor = None  # type: ignore[assignment]  # asked for in words that name a way out
+    high: float | Tensor = None  # type: ignore[assignment]
     mutable: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_count("budget", self.budget, least=0))
         if self.unit not in get_args(Unit):
             raise ValueError(f'unit must be "feature" or "pixel", got {self.unit!r}')
+        if any(end is None for end in (self.low, self.high)):
+            rule = "low and high must be given, the range of a changed value, such as low=0.0, high=1.0"
+            raise ValueError(f"{rule}; L0Ball.of(x, {self.budget}) takes the range of x")
         for name, value in (("low", self.low), ("high", self.high)):
             real = value.dtype != torch.bool if isinstance(value, Tensor) else isinstance(value, int | float)
             if not real or isinstance(value, bool):
@@ -55,6 +60,77 @@ class L0Ball:
             raise ValueError(f"low must be <= high everywhere, got low={self.low!r} with high={self.high!r}")
         if self.mutable is not None and not (isinstance(self.mutable, Tensor) and self.mutable.dtype == torch.bool):
             raise ValueError(f"mutable must be a bool tensor or None, got {describe(self.mutable)}")
+
+    @classmethod
+    def of(
+        cls, x: Tensor | np.ndarray[Any, Any], budget: int, unit: Unit = "feature", mutable: Tensor | None = None
+    ) -> Self:
+        """The ball whose box is the range of x, from its least number to its largest. x: ``(n, ...)``, an array too.
+
+        For a table whose columns have ranges of their own: ``L0Ball(budget, low=x.amin(0), high=x.amax(0))``.
+        """
+        try:
+            numbers = torch.as_tensor(x)
+        except (TypeError, ValueError, RuntimeError) as error:
+            rule = "x must be a tensor or an array for its range to be a box; otherwise give low and high"
+            raise ValueError(f"{rule}, got {describe(x)}") from error
+        if not numbers.numel() or not numbers.isfinite().all():
+            raise ValueError(f"x must be finite numbers, at least one, for their range to be a box, got {describe(x)}")
+        return cls(budget, unit, float(numbers.min()), float(numbers.max()), mutable)
+
+    def __str__(self) -> str:
+        return f"{self.budget} {self.unit}{'s' * (self.budget != 1)} changed, {self.values}"
+
+    @property
+    def values(self) -> str:
+        """The box in words: ``values in [0, 1]``."""
+        low, high = (_least(self.low), -_least(-self.high))
+        own = "" if self._plain else ", each number in a range of its own"
+        return "any value" if (low, high) == (-math.inf, math.inf) else f"values in [{low:g}, {high:g}]{own}"
+
+    @property
+    def entries(self) -> dict[str, float | str]:
+        """The box as results name it: ``beta`` for [-beta, beta], ``box`` for any other, neither for any value."""
+        if self.values == "any value":
+            return {}
+        plain = self._plain and float(self.high) == -float(self.low) < math.inf
+        return {"beta": float(self.high)} if plain else {"box": self.values.removeprefix("values in ")}
+
+    @property
+    def _plain(self) -> bool:
+        return not any(isinstance(end, Tensor) and end.numel() > 1 for end in (self.low, self.high))
+
+    def check_near(self, x: Tensor) -> None:
+        """Raises ValueError if a number of x lies farther from the box than the box is wide.
+
+        Such rows have another scale than the box. A box of tensors, of one point or of infinite width is not looked at.
+        """
+        if not isinstance(self.low, Tensor) and not isinstance(self.high, Tensor):
+            least, most = self._range(x)
+            if (width := self.high - self.low) > 0 and (least < self.low - width or most > self.high + width):
+                scale = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
+                way = f"L0Ball.of(x, {self.budget}, {self.unit!r}) takes the range of x"
+                raise ValueError(f"low and high must be of the scale of x: {scale}; {way}")
+
+    def doubt(self, x: Tensor) -> str | None:
+        """A sentence if the box does not seem to be meant for x ``(n, ...)``, or None."""
+        if isinstance(self.low, Tensor) or isinstance(self.high, Tensor) or not len(x):
+            return None
+        (least, most), width = self._range(x), self.high - self.low
+        where = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
+        if least < self.low or most > self.high:
+            return f"clean values outside the box: {where}; L0Ball.of(x, {self.budget}) takes the range of x"
+        below = most > self.high - 0.05 * width and least >= self.low + 0.4 * width
+        above = least < self.low + 0.05 * width and most <= self.high - 0.4 * width
+        if width < math.inf and most - least > 0.2 * width and (below or above):
+            end = f"low={least:g}" if below else f"high={most:g}"
+            return f"half of the box is empty: {where}; give {end} if the attacker cannot leave the range of x"
+        return None
+
+    def _range(self, x: Tensor) -> tuple[float, float]:
+        """The least and the largest of the numbers of x that may change."""
+        numbers = x.detach() if self.mutable is None else x.detach()[self.mutable.expand_as(x)]
+        return (float(numbers.min()), float(numbers.max())) if numbers.numel() else (math.nan, math.nan)
 
     def count(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """Number of changed units in each row: ``(n,)`` int64. x, x_adv: ``(n, ...)``."""
@@ -124,6 +200,10 @@ class L0Ball:
             raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", got shape {tuple(x.shape)}')
+        if self.unit == "pixel" and x.shape[3] in (1, 3, 4) and min(x.shape[1:3]) > 4:
+            rule = 'x must be (n, channels, height, width) for unit="pixel", got channels last'
+            way = "use x.permute(0, 3, 1, 2), and ell0.wrap(model, channels_last=True) if the model takes them last"
+            raise ValueError(f"{rule}, {tuple(x.shape)}: {way}")
         if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
             rule = "x_adv must have the shape, dtype and device of x"
             raise ValueError(f"{rule}, got {describe(x_adv)} for {describe(x)}")
@@ -139,6 +219,10 @@ class L0Ball:
 
 def _differs(x: Tensor, x_adv: Tensor) -> Tensor:
     return (x != x_adv) & ~(x.isnan() & x_adv.isnan())
+
+
+def _least(end: float | Tensor) -> float:
+    return float(end.min() if isinstance(end, Tensor) else end)
 
 
 def _fits(value: Tensor, x: Tensor) -> bool:

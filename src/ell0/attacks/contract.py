@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from ..common import Progress, Step, silent
 from ..nn import prepared
 from ..threat import L0Ball, Unit, describe
+from ..wrapping import Model, Wrapped, as_rows, wrap
 from .draws import Draws
 from .surrogate import surrogate_gradients
 
 __all__ = ["AttackResult", "Model", "Victim"]
-
-Model = Callable[[Tensor], Tensor]
-"""Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -84,12 +82,14 @@ class Victim:
         minimal: bool = False,
         finite: bool = True,
     ) -> None:
+        x, y = as_rows(model, x, y)
         _check(x, y, ball, rows, target, finite)
         self.x, self.ball, self.n = x.detach().contiguous(), ball, len(x)
         # Counts the units of some rows, where a box with values for every row would not fit.
-        self._ruler = L0Ball(ball.budget, ball.unit)
+        self._ruler = L0Ball(ball.budget, ball.unit, -torch.inf, torch.inf)
         self.low, self.high, self.mutable = (t.expand_as(x) for t in ball.box(x))
-        self.model, self.targeted, self._minimal, self._progress = model, target is not None, minimal, progress
+        self.model: Model = model if callable(model) else wrap(model)
+        self.targeted, self._minimal, self._progress = target is not None, minimal, progress
         self._y, self.labels = y, (y if target is None else target).long()
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
@@ -275,16 +275,23 @@ class Victim:
     def _ask(self, points: Tensor) -> Tensor:
         version = 0 if points.is_inference() else points._version  # rises when somebody writes into the points
         logits = self.model(points)
+        if not isinstance(self.model, Wrapped) and not _are_logits(logits):
+            self.model = wrap(self.model)  # a dict, a tuple, one logit: from now on they become logits
+            logits = self.model(points)
         if not points.is_inference() and points._version != version:
             raise ValueError("model must leave its input as it is, got one that writes into it")
-        good = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 2
-        if not good or len(logits) != len(points) or logits.shape[1] < 2:
+        if not _are_logits(logits) or len(logits) != len(points):
             rule = f"model must return floating-point logits of shape ({len(points)}, classes), 2 classes or more"
             raise ValueError(f"{rule}, got {describe(logits)}")
         top = logits.detach().amax(1)
         if not top.isfinite().all():
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
+
+
+def _are_logits(answer: object) -> bool:
+    good = isinstance(answer, Tensor) and answer.is_floating_point() and answer.ndim == 2
+    return good and cast(Tensor, answer).shape[1] > 1
 
 
 def _least(at: Tensor, value: Tensor, among: Tensor) -> Tensor:
@@ -306,6 +313,7 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         raise ValueError("x must have at least one row, got an empty batch")
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
+    ball.check_near(x)
     given = {"y": y} | {key: value for key, value in (("target", target), ("rows", rows)) if value is not None}
     for name, value in given.items():
         good = isinstance(value, Tensor) and value.dtype in _INTEGERS

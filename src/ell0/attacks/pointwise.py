@@ -92,7 +92,7 @@ def pointwise_counts(
         model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
     ) as victim:
         none = torch.iinfo(torch.int64).max
-        least = torch.full((len(x), len(counts)), none, device=x.device)
+        least = torch.full((victim.n, len(counts)), none, device=victim.x.device)
         for at, points in _runs(victim, repeats, rule):
             for column, count in enumerate(counts):
                 found = count(victim.x[at], victim.points(points))

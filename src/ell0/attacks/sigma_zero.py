@@ -33,7 +33,7 @@ def sigma_zero(
     ball: L0Ball,
     *,
     steps: int = 100,
-    minimise: bool = False,
+    minimise: bool | None = None,
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
@@ -52,6 +52,7 @@ def sigma_zero(
         model, x, y, ball, rows, target, progress: as in `sparse_rs`.  generator: not used, it draws nothing.
         steps: a forward and a backward each.
         minimise: go on for the smallest distance; otherwise a row is done as soon as it is broken within the budget.
+            Default: only if the budget is all units, where every break would do.
 
     Differs from [Cina25]: pixels, targets, any box, a check of the last step, and the clean-up in the end.
     """
@@ -60,7 +61,8 @@ def sigma_zero(
         model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
     ) as victim:
         if ball.budget:
-            descent = Descent(victim, goal=1 if minimise else ball.budget)
+            whole = ball.budget == victim.units(victim.x).shape[2]
+            descent = Descent(victim, goal=1 if (whole if minimise is None else minimise) else ball.budget)
             for step in victim.while_standing(range(steps), "sigma_zero", descent.goal):
                 descent.step(*(_RATE * (0.55 + 0.45 * math.cos(math.pi * i / steps)) for i in (step, step + 1)))
             descent.clean_up()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,22 @@ from .certifier import ANY_VALUE, Certifier, Preparation
 from .network import Network
 from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals
 from .reachable import Reachable
+from .rules import Rule
+from .votes import PartVote
 
 BATCH = 256  # rows at a time by default
 SWEEP = 32  # budgets looked at in one go
 
 
-def certifier(model: nn.Module, method: Method = "best") -> Certifier:
+def certifier(model: nn.Module, method: Method | Rule = "best") -> Certifier:
     """The model itself if it is a `Certifier`, else the bounds of the network; ``method`` as for `radius`."""
-    return model if isinstance(model, Certifier) else NetworkBounds(model, method)
+    if isinstance(model, PartVote) and method != "best":
+        return model.under(cast(Rule, method))
+    if isinstance(model, Certifier):
+        if method != "best":
+            raise ValueError(f'method must be "best" for {type(model).__name__}, got {method!r}')
+        return model
+    return NetworkBounds(model, cast(Method, method))
 
 
 def radius(
@@ -35,7 +43,7 @@ def radius(
     ball: L0Ball | None = None,
     *,
     max_budget: int | None = None,
-    method: Method = "best",
+    method: Method | Rule = "best",
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Tensor:
@@ -55,7 +63,7 @@ def radius(
             ``Linear`` for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout.
         x: ``(n, ...)``.  y: ``(n,)``, the true labels.
         method: ``"ibp"``, intervals, cheap; ``"best"``, these or linear bounds with all outputs of the first layer
-            seeing the same changes (CROWN), whichever proves more.
+            seeing the same changes (CROWN), whichever proves more. Of a `PartVote`: another rule than its own.
         ball, max_budget, progress: as for `Certifier.radius`.  batch: most rows at a time, 256 by default.
 
     Raises ValueError if the model has no certificate, and names a layer that bounds do not pass through.
@@ -70,7 +78,7 @@ def accuracy(
     budgets: Collection[int],
     ball: L0Ball | None = None,
     *,
-    method: Method = "best",
+    method: Method | Rule = "best",
     batch: int | None = None,
     progress: Progress = silent,
 ) -> dict[int, Share]:
@@ -95,7 +103,7 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
     return [*found, Measurement.of("certified_radius", median(radii), **identity)]
 
 
-def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method = "best") -> tuple[Tensor, Tensor]:
+def bounds(model: nn.Module, x: Tensor, ball: L0Ball, *, method: Method | Rule = "best") -> tuple[Tensor, Tensor]:
     """Below and above each logit, anywhere in the ball: two ``(n, classes)`` float64. The rest as for `radius`."""
     return certifier(model, method).bounds(x, ball)
 

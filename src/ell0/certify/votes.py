@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise, product
-from typing import cast, get_args
+from copy import copy
+from itertools import product
+from typing import ClassVar, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,16 @@ from torch.nn import functional as F
 
 from ..attacks.draws import Draws
 from ..common import check_count
-from ..nn import ParallelLinear
 from ..precision import dense_products
 from ..threat import L0Ball, describe
 from .certifier import Certifier, Preparation
 from .partition import Partition
 from .rules import Rule, leads, radii, score_bounds, scores, straight_scores
+from .vote_objective import VoteObjective
 
 BATCH = 256  # rows at a time by default
 LARGEST = 1e4  # of a logit
+SHOWN = 1024  # rows of hidden numbers at a time
 
 
 class PartVote(nn.Module, Certifier):
@@ -88,8 +90,7 @@ class PartVote(nn.Module, Certifier):
         self, network: nn.Module, partition: Partition, *, rule: Rule = "duel", tau: float = 0.5, mirrored: bool = False
     ) -> None:
         super().__init__()
-        if rule not in get_args(Rule):
-            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
+        _check_rule("rule", rule)
         if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0 < tau < math.inf:
             raise ValueError(f"tau must be a finite number > 0, got {tau!r}")
         if not isinstance(partition, Partition):
@@ -122,7 +123,8 @@ class PartVote(nn.Module, Certifier):
         if self.match is None or self.training:
             return self._say(x)
         both = self._say(torch.cat((x, x.flip(-1))))
-        return (both[: len(x)] + both[len(x) :].index_select(1, self.match)) / 2
+        own, mirrored = both.chunk(2)
+        return (own + mirrored.index_select(1, self.match)) / 2
 
     def scores(self, logits: Tensor, *, straight: bool = False) -> Tensor:
         """The scores ``(n, classes)`` for logits of parts. straight: with the gradient of a duel that clips nothing."""
@@ -144,12 +146,20 @@ class PartVote(nn.Module, Certifier):
         # Gathered, not multiplied by a mask: a NaN elsewhere would come through.
         seen = pixels.index_select(2, self.index.flatten()).unflatten(2, self.index.shape).transpose(1, 2)
         seen = seen.flatten(0, 1) if self.index.ndim == 3 else seen.flatten(2).flatten(0, 1)
-        place = torch.arange(self.parts, device=x.device).repeat(len(x))
+        place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])  # not len(x), which torch.export fixes
         logits = cast(Tensor, self.network(seen, place))
-        if logits.ndim != 2 or len(logits) != len(place) or logits.shape[1] < 2:
+        if logits.ndim != 2 or logits.shape[0] != place.shape[0] or logits.shape[1] < 2:
             form = f"({len(place)}, classes) with 2 classes or more"
             raise ValueError(f"network must give logits {form} for {len(place)} parts, got {describe(logits)}")
-        return logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST).view(len(x), self.parts, -1)
+        bounded: Tensor = logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        return bounded.reshape(-1, self.parts, logits.shape[1])
+
+    def under(self, rule: Rule) -> Self:
+        """The same network under another rule."""
+        _check_rule("method", rule)
+        other = copy(self)
+        other.rule = rule
+        return other
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:
         """All units if some row is frozen in so many parts that those left do not count."""
@@ -252,40 +262,65 @@ class PartVote(nn.Module, Certifier):
 
 
 class PartitionEnsemble(PartVote):
-    """Feature partition aggregation [Hammoudeh24]: pixel i goes to part ``i % parts``, a network for each, a run-off.
+    """Feature partition aggregation [Hammoudeh24]: pixel i goes to part ``i % parts``.
+
+    The base sees whole images, in which the pixels of all other parts are 0, the middle of the range of images. In
+    training mode each row is seen by one part, drawn anew in every call from torch's own generator, as dropout does.
+
+    Differs from [Hammoudeh24]: one network for all parts. That is as sound against changed pixels; only against changed
+    training rows each part needs its own. Images are moved before the parts are taken, so that a part sees other pixels
+    in each epoch, and nothing is erased.
 
     Args:
+        base: gives the logits of ``(n, *shape)``.
         shape: of one row, ``(channels, height, width)`` or ``(d,)``.
-        parts: number of networks, at most the number of pixels.
-        hidden: widths of the hidden layers of each.
+        parts: at most the number of pixels.
     """
 
-    def __init__(
-        self, shape: Sequence[int], parts: int, *, hidden: Sequence[int] = (128, 128), classes: int = 10
-    ) -> None:
+    objective: ClassVar[VoteObjective] = VoteObjective(0, mix=0.0, smoothing=0.2)
+
+    def __init__(self, base: nn.Module, shape: Sequence[int], parts: int, *, rule: Rule = "run-off") -> None:
         partition = Partition.dealt(shape, parts)
-        widths = (
-            *partition.part_shape,
-            *(check_count("hidden", width) for width in hidden),
-            check_count("classes", classes, 2),
-        )
-        super().__init__(OwnNetworks(parts, widths), partition, rule="run-off")
+        super().__init__(Hidden(base, partition), partition, rule=rule)
+
+    def part_logits(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().part_logits(x)
+        self._check_shape(x)
+        drawn = torch.randint(self.parts, (len(x), 1), device=x.device)
+        seen = (self.owner == drawn).view(len(x), 1, *x.shape[2:]) if x.ndim == 4 else self.owner == drawn
+        logits = cast(Tensor, cast(Hidden, self.network).base(torch.where(seen, x, 0.0)))
+        return logits.unsqueeze(1)
 
 
-class OwnNetworks(nn.Module):
-    """A ReLU network for each part.  widths: of the layers, from the numbers of a part to the classes."""
+class Hidden(nn.Module):
+    """Shows a network whole rows, in which all but the numbers of a part are 0."""
 
-    def __init__(self, parts: int, widths: Sequence[int]) -> None:
+    index: Tensor
+
+    def __init__(self, base: nn.Module, partition: Partition) -> None:
         super().__init__()
-        self.parts = parts
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [ParallelLinear(parts, before, after), nn.ReLU()]
-        self.networks = nn.Sequential(*layers[:-1])
+        self.base, self.shape, self.pixels = base, partition.shape, partition.pixels
+        index = torch.where(partition.index < 0, partition.pixels, partition.index)
+        device = next(base.parameters(), torch.empty(0)).device
+        self.register_buffer("index", index.to(device), persistent=False)
 
-    def forward(self, parts: Tensor, place: Tensor) -> Tensor:  # noqa: ARG002
-        rows = parts.unflatten(0, (-1, self.parts)).transpose(0, 1)
-        return cast(Tensor, self.networks(rows)).transpose(0, 1).flatten(0, 1)
+    def forward(self, parts: Tensor, place: Tensor) -> Tensor:
+        # A few at a time: a row becomes as many rows as there are parts.
+        some = zip(parts.split(SHOWN), place.split(SHOWN), strict=True)
+        return torch.cat([cast(Tensor, self.base(self._rows(*few))) for few in some])
+
+    def _rows(self, parts: Tensor, place: Tensor) -> Tensor:
+        at = self.index[place].unsqueeze(1)
+        numbers = parts.unflatten(1, (-1, at.shape[2]))
+        # One pixel more, for the places where a part has none.
+        rows: Tensor = numbers.new_zeros(*numbers.shape[:2], self.pixels + 1).scatter(2, at.expand_as(numbers), numbers)
+        return rows[:, :, :-1].reshape(-1, *self.shape)
+
+
+def _check_rule(name: str, rule: str) -> None:
+    if rule not in get_args(Rule):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(Rule))}, got {rule!r}")
 
 
 def check_votes(model: nn.Module, x: Tensor) -> None:

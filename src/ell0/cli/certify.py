@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress
+from .options import BoxOptions, Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..certify import Challenge
     from ..results import Results
+    from ..threat import L0Ball
 
 BUDGETS = (1, 2, 4, 8)
 BROKEN = 4  # exit code if an attack breaks a certificate
@@ -29,7 +31,7 @@ def certify(
     /,
     *,
     budgets: Annotated[list[int] | None, Parameter(name="--budget")] = None,
-    beta: float | None = None,
+    box: BoxOptions = BoxOptions(),
     subject: RowOptions = RowOptions(),
     challenge: Flag = False,
     save_radii: Path | None = None,
@@ -37,7 +39,7 @@ def certify(
 ) -> int:
     """Prove how many changed inputs a model survives: the checkpoint of a run, or a model of your own.
 
-    The first layer must be truncated; with --beta it may be a plain one.
+    Changed values are any, or those that --beta or --low and --high allow: then the first layer need not be truncated.
 
     ```
     ell0 certify runs/digits/f8certified
@@ -48,7 +50,6 @@ def certify(
     Args:
         budgets: Number of changes to certify; repeat for several. Default: those of 1, 2, 4 and 8 that the model can
             have a certificate for.
-        beta: Changed values lie between -beta and beta. Default: any value.
         challenge: Attack each row with as many changes as were proven harmless (see --queries and --steps). If an
             attack succeeds, print the rows instead of certificates and exit with code 4.
         save_radii: File (.npz) to write the certified radius of each row to, with its label: radius, y.
@@ -58,8 +59,9 @@ def certify(
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count, check_out
+    from ..common import check_count
     from ..evaluation import cascade
+    from ..files import check_out
     from ..parallel import together
     from ..threat import L0Ball
     from .model import load, save_arrays
@@ -67,6 +69,7 @@ def certify(
     with together(work.devices, work.nodes, work.device) as team:
         for budget in budgets or ():
             check_count("budget", budget, least=0)
+        ends = box.given()
         if save_radii is not None:
             team.once(partial(check_out, save_radii, "save_radii"))
         names = dict.fromkeys((*ATTACKS, *cascade(queries=1, steps=1)))
@@ -77,12 +80,14 @@ def certify(
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
         certifier = certificates.certifier(network)
         if challenge and certifier.confidence is not None:
-            raise ValueError(f"challenge must be left out for {model!r}: its certificates hold with a probability alone")
-        ball = L0Ball(0, subject.unit, *loaded.box(beta))
+            raise ValueError(
+                f"challenge must be left out for {model!r}, whose certificates hold with a probability alone"
+            )
+        ball = L0Ball(0, subject.unit, *(ends or (-math.inf, math.inf)))
         certifier.check(x[:1], replace(ball, budget=max(budgets or [0])))
         most = certifier.limit(x, ball)
         seeds = [0] if challenge else []
-        results = loaded.results(certify, seeds, team, budget=budgets, beta=beta, challenge=challenge)
+        results = loaded.results(certify, seeds, team, budget=budgets, **asdict(box), challenge=challenge)
         start = time.perf_counter()
         tried: list[Challenge] = []
         with show_progress(work.quiet or not team.first) as progress:
@@ -102,18 +107,18 @@ def certify(
             return 0
         if broken := [words for rank, one in enumerate(tried) for words in _broken(one, rank, team.size, radii)]:
             failed = f"{len(broken)} certificates do not hold, so nothing is shown as proven; please report this:"
-            print(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
+            tell(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
             return BROKEN
         cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
-        about |= {"classifier": loaded.classifier, "unit": subject.unit, "beta": beta}
+        about |= {"classifier": loaded.classifier, "unit": subject.unit, **ball.entries}
         asked = budgets or [budget for budget in BUDGETS if budget <= most]
         results.rows = certificates.rows(radii, sorted({0, *asked}), **about)
         if tried:
             about |= {"queries": subject.queries, "steps": subject.steps, "attacks": ", ".join(attacks)}
             flags = list(dict.fromkeys(flag for one in tried for flag in one.flags))
             results.add(0, what="certificates_broken", **about, flags=flags, n=sum(one.tried for one in tried))
-        hand_over(results, subject.out, work, _show)
+        hand_over(results, subject.out, work, partial(_show, ball))
         loaded.write_page(results, work.quiet)
         if save_radii is not None:
             save_arrays(save_radii, work.quiet, radius=radii.cpu().numpy(), y=y.cpu().numpy())
@@ -127,17 +132,12 @@ def _broken(found: Challenge, rank: int, ranks: int, radii: Tensor) -> Iterator[
         yield f"row {row}, proven for {int(radii[row])} changes, falls to {name}"
 
 
-def _show(results: Results) -> None:
+def _show(ball: L0Ball, results: Results) -> None:
     for row in results.rows:
         if row.what == "certified_accuracy":
-            values = "of any value" if row.get("beta") is None else f"of values within ±{row['beta']:g}"
-            changed = (
-                f"{row['budget']} {row['unit']}{'s' * (row['budget'] > 1)} changed, {values}"
-                if row["budget"]
-                else "clean"
-            )
-            print(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
+            changed = str(replace(ball, budget=row["budget"])) if row["budget"] else "clean"
+            tell(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
         elif row.what == "certified_radius":
-            print(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
+            tell(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
         else:
-            print(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")
+            tell(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")

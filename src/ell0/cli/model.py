@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,10 +15,12 @@ from torch import Tensor, nn
 
 from .. import data as sets
 from .. import recipe
-from ..common import check_out, device_of, digest, write_whole
+from ..common import device_of, digest
+from ..files import check_out, write
 from ..parallel import Team
 from ..results import Results
 from ..train import load_checkpoint
+from ..wrapping import wrap
 from .options import RowOptions, WorkOptions, command_words, say_written
 
 
@@ -28,6 +29,7 @@ class Loaded:
     """A model and its rows, on the device.
 
     name, classifier: the model as a command and as results name it.  source: a data set, or the file of the rows.
+    range: of all values of the data.
     """
 
     name: str
@@ -37,12 +39,7 @@ class Loaded:
     x: Tensor
     y: Tensor
     source: str
-
-    def box(self, beta: float | None) -> tuple[float, float]:
-        """The values within beta of 0; None: any value."""
-        if beta is not None and not 0 < beta < math.inf:
-            raise ValueError(f"beta must be a number > 0, got {beta}")
-        return (-math.inf, math.inf) if beta is None else (-beta, beta)
+    range: tuple[float, float]
 
     def results(self, command: Callable[..., int], seeds: list[int], team: Team, **given: object) -> Results:
         """Empty results of a command.  given: its options beyond those of the rows."""
@@ -64,8 +61,7 @@ class Loaded:
                 right = torch.cat([self.network(some).argmax(1) for some in self.x.split(self.subject.batch)]) == self.y
             among = right.nonzero().squeeze(1) if right.any() else torch.arange(len(self.y), device=self.y.device)
             rows = among[recipe.first_of_each(self.y[among])]
-            box = (-1.0, 1.0) if data else (float(self.x.min()), float(self.x.max()))
-            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], box)
+            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], self.range)
             shown = report.exhibits(arrays, [self.classifier], data.classes if data else ())
         report.write([report.Run(results, data=data, exhibits=shown)], self.subject.page)
         say_written(self.subject.page, quiet)
@@ -75,7 +71,7 @@ def save_arrays(path: Path, quiet: bool, **arrays: Any) -> None:
     """Writes an npz file whole."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
-    write_whole(path, file.getvalue())
+    write(path, file.getvalue())
     say_written(path, quiet)
 
 
@@ -96,6 +92,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
     x, y = sets.read_npz(source) if is_file else sets.load(source, "test", work.root)
     if subject.rows is not None and not 1 <= subject.rows <= len(x):
         raise ValueError(f"rows must satisfy 1 <= rows <= {len(x)}, the rows of the data, got {subject.rows}")
+    ends = (float(x.min()), float(x.max())) if is_file else (-1.0, 1.0)
     x, y = (part[: subject.rows].to(place) for part in (x, y))
     if isinstance(network, nn.Module):
         network = network.to(place).eval()
@@ -107,7 +104,7 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
         shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
         raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
     name = Path(model).name if card else model
-    return Loaded(name, card.get("classifier", name), subject, network, x, y, source)
+    return Loaded(name, card.get("classifier", name), subject, network, x, y, source, ends)
 
 
 def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
@@ -130,11 +127,9 @@ def _load_model(words: str, subject: RowOptions) -> tuple[Callable[[Tensor], Ten
     if "model" not in checkpoint.card:
         raise ValueError(f"{path} does not name its model: give package.module:name as model, and --weights {words}")
     try:
-        network = recipe.model(checkpoint.card, allow_code=subject.allow_code)
+        return recipe.model(checkpoint, allow_code=subject.allow_code), checkpoint.card
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    checkpoint.into(network)
-    return network, checkpoint.card
 
 
 def _own(words: str) -> Callable[[Tensor], Tensor]:
@@ -142,9 +137,13 @@ def _own(words: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     found = recipe.imported(words)
     model = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if not callable(model):
-        raise ValueError(f"model must name a model or a function that returns one, got {words!r}: {model!r}")
-    return cast(Callable[[Tensor], Tensor], model)
+    if callable(model):
+        return cast(Callable[[Tensor], Tensor], model)
+    try:
+        return wrap(model)
+    except ValueError as error:
+        rule = "model must name a model or a function that returns one"
+        raise ValueError(f"{rule}, got {words!r}: {model!r}") from error
 
 
 def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:

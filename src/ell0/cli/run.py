@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import Flag, WorkOptions, hand_over_run, show_progress
+from .options import Flag, WorkOptions, hand_over_run, printable, show_progress, tell
 
 if TYPE_CHECKING:
     from ..results import Results
@@ -54,10 +54,10 @@ def run(
         # NAME-PART stands below NAME, indented: a part of it, or a variant.
         below = {name: any(name.startswith(f"{other}-") for other in summaries) for name in summaries}
         lines = [f"{'  ' * below[name] + name:24} {summary}" for name, summary in summaries.items()]
-        print(json.dumps(summaries) if work.as_json else "\n".join(lines))
+        tell(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
     if print_:
-        print(recipes.source(recipe)[1], end="")
+        tell(recipes.source(recipe)[1], end="")
         return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None
@@ -86,7 +86,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
         out: Page to write. Default: report.html in the run folder, if there is only one.
     """
     from .. import report as pages
-    from ..common import check_out
+    from ..files import check_out
 
     if out is None:
         if len(runs) != 1 or not runs[0].is_dir():
@@ -94,7 +94,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
             raise ValueError(f"runs must be one run folder that exists, or out must be given, got {given}")
         out = runs[0] / "report.html"
     check_out(out)
-    print(pages.write(runs, out))
+    tell(pages.write(runs, out))
 
 
 def _show(results: Results) -> None:
@@ -103,6 +103,7 @@ def _show(results: Results) -> None:
     Robust is the worst case if it was measured. A figure is shown only if the classifier was attacked in the widest
     box, which holds the points of all others. Rows of another split served to choose, and are left out.
     """
+    from ..report.selection import within
     from ..results import WORST_CASE
 
     rows = [row for row in results.rows if not row.keys() & {"split", "over", "part"}]
@@ -118,12 +119,14 @@ def _show(results: Results) -> None:
     whole = dict.fromkeys(str(row.n) for row in rows if row.what == "clean_accuracy")
     clean = f"; clean: n = {' or '.join(whole)}" if whole else ""
     if robust:
-        attacks, sizes = (dict.fromkeys(str(row[key]) for row in robust) for key in ("attack", "n"))
-        print(f"accuracy in %: {', '.join(attacks)}, values to {widest:g}, n = {' or '.join(sizes)}{clean}")
-    names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
+        attacks, units, sizes = (dict.fromkeys(str(row.get(key)) for row in robust) for key in ("attack", "unit", "n"))
+        box = within(next(row for row in robust if row["beta"] == widest))
+        changed = f"{' or '.join(units)}s changed"
+        tell(f"accuracy in %: {', '.join(attacks)}, {changed}, values {box}, n = {' or '.join(sizes)}{clean}")
+    names = {row["classifier"]: printable(row["classifier"]) for row in results.rows if "classifier" in row}
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets
-    width = max(map(len, ["classifier", *names]))
-    print("classifier".ljust(width), *(f"{column:>12}" for column in columns))
-    for name in names:
-        print(name.ljust(width), *(f"{figures.get((name, column), ''):>12}" for column in columns))
+    width = max(map(len, ["classifier", *names.values()]))
+    tell("classifier".ljust(width), *(f"{column:>12}" for column in columns))
+    for name, shown in names.items():
+        tell(shown.ljust(width), *(f"{figures.get((name, column), ''):>12}" for column in columns))

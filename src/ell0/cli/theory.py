@@ -46,7 +46,7 @@ def theory(
         Seed of the draws.
     """
     from .. import theory as rooms
-    from ..common import check_out
+    from ..files import check_out
 
     check_out(out / "results.json")
     options: dict[str, Any] = {"dimensions": dimensions, "decays": decays, "precision": precision, "seed": seed}
@@ -93,7 +93,7 @@ def theory_malware(
         Seed of the split into train, validation and test.
     """
     from .. import theory as rooms
-    from ..common import check_out
+    from ..files import check_out
 
     name = f"malware-{data.stem}"
     out = Path("runs") / name if out is None else out

@@ -17,17 +17,13 @@ Bytes = npt.NDArray[np.uint8]
 Items = Generator[tuple[str, bytes], None, None]
 
 
-class DataError(ValueError):
-    """A file of a data set is short, altered, or not what its name says."""
-
-
 @dataclass(frozen=True)
 class File:
-    """One file. size, digest (``"algorithm:hex"``): of its uncompressed content."""
+    """One file. size, sha256: of its uncompressed content."""
 
     name: str
     size: int
-    digest: str
+    sha256: str
 
 
 @dataclass(frozen=True)

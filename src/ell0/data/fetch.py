@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from ..common import Progress, did_you_mean, silent, write_whole
-from .dataset import DataError, File, Items, Source
+from ..common import Progress, did_you_mean, silent
+from ..files import FileError, sweep, write
+from .dataset import File, Items, Source
 from .files import Root, checked, find, places, read_file, read_files
 from .sets import SETS
 from .sources import FAILURES
@@ -34,12 +35,13 @@ def get(name: str, root: Root = None, *, progress: Progress = silent, sources: S
         known = f"{', '.join(map(repr, names))} (digits come with scikit-learn and need no get)"
         raise ValueError(f"name must be one of {known}, got {name!r}{did_you_mean(name.lower(), names)}")
     dataset = SETS[name]
-    with suppress(OSError, DataError):
+    with suppress(OSError, FileError):
         for _ in read_files(dataset, dataset.files, root):
             pass
         return find(dataset, root)
     folder = places(root)[0] / name
     folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
     missing = [file for file in dataset.files if not _is_whole(folder, file)]
     reasons: list[str] = []
     for source in dataset.sources if sources is None else sources:
@@ -68,8 +70,9 @@ def _take(items: Items, missing: list[File], folder: Path) -> str | None:
         except StopIteration:
             return f"it has no {', '.join(file.name for file in missing)}"
         except FAILURES as error:
-            return " ".join(str(error).split()) or type(error).__name__
-        write_whole(folder / file.name, content)
+            said = "".join(c if c.isprintable() else " " for c in str(error))  # it may quote a server
+            return " ".join(said.split()) or type(error).__name__
+        write(folder / file.name, content)
         missing.remove(file)
     return None
 
@@ -77,6 +80,6 @@ def _take(items: Items, missing: list[File], folder: Path) -> str | None:
 def _is_whole(folder: Path, file: File) -> bool:
     try:
         read_file(folder, file)
-    except (OSError, DataError):
+    except (OSError, FileError):
         return False
     return True

@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .dataset import DataError, DataSet, File
+from ..files import FileError, read
+from .dataset import DataSet, File
 from .sets import SETS
 
 Root = str | os.PathLike[str] | None
@@ -41,36 +42,34 @@ def find(dataset: DataSet, root: Root) -> Path:
 
 
 def read_files(dataset: DataSet, files: Sequence[File], root: Root) -> Iterator[bytes]:
-    """The uncompressed contents of some files of a set; raises DataError for one that is not the published one."""
+    """The uncompressed contents of some files of a set; raises FileError for one that is not the published one."""
     folder = find(dataset, root)
     for file in files:
         try:
             yield read_file(folder, file)
-        except DataError as error:
-            raise DataError(f"{folder / str(error)}: {_advice(dataset, root)}") from None
+        except FileError as error:
+            raise FileError(f"{folder / str(error)}: {_advice(dataset, root)}") from None
 
 
 def read_file(folder: Path, file: File) -> bytes:
     path = _stored(folder, file)
-    return checked(path.name, path.read_bytes(), file)
+    return checked(path.name, read(path.resolve()), file)
 
 
 def checked(name: str, raw: bytes, file: File) -> bytes:
-    """The content, uncompressed if the name ends in ``.gz``; raises DataError unless it is the published one."""
+    """The content, uncompressed if the name ends in ``.gz``; raises FileError unless it is the published one."""
     try:
         # A broken or hostile file inflates to one byte too many at most.
         content = zlib.decompressobj(wbits=31).decompress(raw, file.size + 1) if name.endswith(".gz") else raw
     except zlib.error as error:
-        raise DataError(f"{name} is not a whole gzip file ({error})") from None
+        raise FileError(f"{name} is not a whole gzip file ({error})") from None
     if len(content) != file.size:
         word = "short" if len(content) < file.size else "too long"
-        raise DataError(f"{name} is {word}, it has {len(content):,} bytes instead of {file.size:,}")
-    algorithm, _, want = file.digest.partition(":")
-    got = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-    if got != want:
-        known = {f.digest: f" (it is {f.name} of {one.name})" for one in SETS.values() for f in one.files}
-        other = known.get(f"{algorithm}:{got}", "")
-        raise DataError(f"{name} is altered, its {algorithm} begins with {got[:12]} instead of {want[:12]}{other}")
+        raise FileError(f"{name} is {word}, it has {len(content):,} bytes instead of {file.size:,}")
+    if (got := hashlib.sha256(content).hexdigest()) != file.sha256:
+        known = {f.sha256: f" (it is {f.name} of {one.name})" for one in SETS.values() for f in one.files}
+        want = f"{got[:12]} instead of {file.sha256[:12]}{known.get(got, '')}"
+        raise FileError(f"{name} is altered, its SHA-256 begins with {want}")
     return content
 
 

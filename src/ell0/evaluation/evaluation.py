@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,8 +72,11 @@ class Evaluation:
         return median(torch.where(self.verdict < 0, self.units, self.distance))
 
     def rows(self, **identity: Any) -> list[Measurement]:
-        """Clean accuracy, `curve` and `per_attack`, for `ell0.results.Results`; ``identity`` goes into every one."""
-        identity = {**identity, "unit": self.ball.unit}
+        """Clean accuracy, `curve` and `per_attack`, for `ell0.results.Results`.
+
+        Each has ``identity``, the unit and the box (`L0Ball.entries`).
+        """
+        identity = {**identity, "unit": self.ball.unit, **self.ball.entries}
         rows = [Measurement.of("clean_accuracy", self.clean_accuracy, **identity)]
         for budget in self.budgets:
             broken = (self.verdict >= 0) & (self.distance <= budget)
@@ -98,7 +101,7 @@ class Evaluation:
             lines.append(f"{name:{width}}  {figures}  {row.beside['queries']:10}  {row.seconds:7.1f}")
         for row in self.curve:
             share = percent(Share(round(row.value * len(self.verdict)), len(self.verdict)))
-            lines.append(f"robust accuracy {share}, {row['budget']} {self.ball.unit}s changed")
+            lines.append(f"robust accuracy {share}, {replace(self.ball, budget=row['budget'])}")
         return "\n".join(lines + [f"flag: {flag}" for flag in self.flags])
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..attacks.contract import Model, Victim
+from ..attacks.contract import Victim
 from ..attacks.surrogate import surrogate_gradients
 from ..parallel import Team
 from ..threat import L0Ball
+from ..wrapping import Model
 from .state import State
 
-_PROBED = 64  # rows that show what kind of outputs a model gives
+PROBED = 64  # rows that show what kind of outputs a model gives
 _BEATEN = 3.0  # points that other attacks may take from those by gradients alone before a flag is raised
 _SAME = 1e-5  # relative and absolute difference of logits that rounding explains
 # A point on the decision boundary may fall to either side in another batch: so much of the largest logit is rounding.
@@ -56,7 +56,7 @@ class Probe:
     @classmethod
     def of(cls, model: Model, x: Tensor) -> Probe:
         with torch.no_grad():
-            logits, again = model(x[:_PROBED]), model(x[:_PROBED])
+            logits, again = model(x[:PROBED]), model(x[:PROBED])
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
         random = not torch.allclose(logits, again, _SAME, _SAME)
@@ -111,37 +111,59 @@ def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: 
     Returns the number of successes that did not come back: all such of a model that answers by chance, otherwise those
     so near the boundary that rounding may take them to either side.
     """
-    rows = team.share((state.verdict > 0).nonzero().squeeze(1))
-    parts = rows.split(batch) if len(rows) else ()
-    return sum(team.gather(partial(_check_part, attacked, state, names, parts, random)))
-
-
-def _check_part(attacked: Attacked, state: State, names: Sequence[str], parts: Sequence[Tensor], random: bool) -> int:
-    def blame(claim: str, false: Tensor) -> None:
-        if false.any():
-            row = int(rows[false.cpu()][0])
+    rows, far, false, missed = _claims(attacked, state, state.verdict > 0, batch, random, team)
+    for claim, wrong in (("lies in the ball at its distance", far), ("is misclassified", false)):
+        for row in rows[wrong].tolist():
             name = names[int(state.verdict[row]) - 1]
             raise RuntimeError(f"attack {name!r} says that its point for row {row} {claim}, which is not so")
+    return int(missed.sum())
 
-    lost = 0
-    for rows in parts:
+
+def unfounded(attacked: Attacked, state: State, fresh: State, batch: int, random: bool, team: Team) -> Tensor:
+    """Rows of a state that was read, ``(n,)`` bool, that are not what their verdict says.
+
+    A row is misclassified from the start, or not, as in a fresh state, unless the model answers by chance. The point of
+    a broken row lies in the ball at its distance and is misclassified; that of any other is x.
+    """
+    first, attacks = fresh.verdict == 0, state.tried.shape[1]
+    moved = (state.x_adv != fresh.x_adv).flatten(1).any(1).cpu()
+    bad = (state.verdict < -1) | (state.verdict > attacks)
+    bad |= (state.verdict <= 0) & (moved | (state.verdict != state.distance))
+    bad |= torch.zeros_like(first) if random else (state.verdict == 0) != first
+    rows, far, false, _ = _claims(attacked, state, (state.verdict > 0) & ~bad, batch, random, team)
+    bad[rows] = far | false
+    return bad
+
+
+def _claims(
+    attacked: Attacked, state: State, broken: Tensor, batch: int, random: bool, team: Team
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the rows that are broken, their numbers, and whether the point of each ``(m,)``
+
+    does not lie in the ball at its distance; is classified rightly, by more than rounding; is classified rightly.
+    """
+
+    def look(rows: Tensor) -> Tensor:
         model, x, y, ball = attacked.part(rows)
         points = state.x_adv[rows.to(x.device)]
-        far = (ball.count(x, points).cpu() != state.distance[rows]).to(x.device)
-        blame("lies in the ball at its distance", ~ball.contains(x, points) | far)
+        far = ~ball.contains(x, points) | (ball.count(x, points).cpu() != state.distance[rows]).to(x.device)
         with attacked.victim(rows) as victim:
             missed = ~victim.errs(points, torch.arange(len(rows), device=x.device))
-        lost += int(missed.sum())
-        if missed.any() and not random:
+        false = missed.clone()
+        if missed.any():
             # It is a lie if the label wins by more than rounding.
             with torch.no_grad():
-                logits = torch.cat([model(some) for some in points[missed].split(_PROBED)])
+                logits = torch.cat([model(some) for some in points[missed].split(PROBED)])
             labels = y[missed].long().unsqueeze(1)
             lead = logits.gather(1, labels).squeeze(1) - logits.scatter(1, labels, -torch.inf).amax(1)
-            false = missed.clone()
             false[missed] = lead > _BOUNDARY * logits.abs().where(logits.isfinite(), 0.0).amax(1)
-            blame("is misclassified", false)
-    return lost
+        return torch.stack([far, false & (not random), missed], 1)
+
+    rows = broken.nonzero().squeeze(1)
+    shares = team.gather(lambda: [look(some).cpu() for some in team.share(rows).split(batch) if len(some)])
+    found = [torch.cat([torch.zeros(0, 3, dtype=torch.bool, device="cpu"), *share]) for share in shares]
+    far, false, missed = team.whole(found).unbind(1)
+    return rows, far, false, missed
 
 
 def raised(
@@ -153,12 +175,14 @@ def raised(
     useless: Tensor,
     lost: int,
     missing: Sequence[str],
+    doubt: str | None,
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each.
 
     gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
     training: whether the model was in train mode.  blocked: attacks left out.  useless: as of `clean_pass`.
     lost: errors that did not come back at the end.  missing: attacks made for votes that did not run on one.
+    doubt: about the box.
     """
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
@@ -168,6 +192,7 @@ def raised(
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
     beaten, left = _beaten(state, gradients_only)
     flags = {
+        doubt or "": doubt,
         "model left in train mode: it was evaluated in eval mode": training,
         none + (f": {', '.join(blocked)} left out" if blocked else ""): probe.blind == 2,
         some(dark, len(useless), "white-box attacks are blind"): dark and probe.blind < 2,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..attacks import AttackResult
-from ..common import write_whole
+from ..files import FileError, read_tensors, write_tensors
 
-_FORMAT = "2"
+Saved = tuple[dict[str, Tensor], dict[str, str]]
+"""The tensors and words of a file."""
+
+_FORMAT = "3"
+_TODO = "delete it, and its rows are attacked again"
 _SAME = 1e-3  # share of the largest clean margin by which rounding in other batches may move a margin
 
 
@@ -59,6 +60,15 @@ class State:
         points = x.detach().clone(memory_format=torch.contiguous_format)
         return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
 
+    @classmethod
+    def joined(cls, parts: Sequence[State]) -> State:
+        """The states of parts of the rows as one, on the CPU if there are several."""
+        if len(parts) == 1:
+            return parts[0]
+        tensors = {key: [vars(part)[key].cpu() for part in parts] for key in vars(parts[0])}
+        seconds = torch.stack(tensors.pop("seconds")).sum(0)
+        return cls(**{key: torch.cat(values) for key, values in tensors.items()}, seconds=seconds)
+
     def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
         """Takes over what an attack found for some rows, from `compact`."""
         rows, success, distance, queries, refuted, at, values = found
@@ -72,35 +82,44 @@ class State:
     def save(self, path: Path, x: Tensor, parts: dict[str, str]) -> None:
         """Writes the file whole. Of x_adv only what differs from x."""
         at = (self.x_adv != x).flatten().nonzero().squeeze(1)
-        arrays = {key: value.numpy() for key, value in vars(self).items() if key != "x_adv"}
-        arrays |= {"at": at.cpu().numpy(), "values": self.x_adv.flatten()[at].double().cpu().numpy()}
-        file = io.BytesIO()
-        np.savez(file, allow_pickle=False, parts=np.array(json.dumps({"format": _FORMAT, **parts})), **arrays)
-        write_whole(path, file.getvalue())
+        more = {"at": at, "values": self.x_adv.flatten()[at].double()}
+        write_tensors(path, self._small() | more, {"parts": json.dumps({"format": _FORMAT, **parts})})
+
+    def _small(self) -> dict[str, Tensor]:
+        return {key: value for key, value in vars(self).items() if key != "x_adv"}
+
+    def forget(self, rows: Tensor, fresh: State) -> None:
+        """Puts some rows, ``(n,)`` bool, back to where no attack has run."""
+        for key in ("verdict", "distance", "queries", "tried", "refuted", "x_adv"):
+            mine, its = getattr(self, key), getattr(fresh, key)
+            mine[rows.to(mine.device)] = its[rows.to(mine.device)]
+
+    @staticmethod
+    def read(path: Path | None) -> Saved | None:
+        """What `save` wrote, if it is there; raises FileError if it was altered."""
+        return None if path is None or not path.exists() else read_tensors(path, _TODO)
 
     @classmethod
-    def load(cls, path: Path, content: bytes, x: Tensor, parts: dict[str, str], clean: Tensor, noise: float) -> State:
-        """Reads what `save` wrote; raises a ValueError that names the parts in which it differs from this evaluation.
+    def load(cls, path: Path, saved: Saved, fresh: State, parts: dict[str, str], noise: float) -> State:
+        """The state in a file; raises a ValueError that names the parts in which it differs from this evaluation.
 
         Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
         """
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                arrays = {key: torch.from_numpy(file[key]) for key in file.files if key != "parts"}
-                saved = json.loads(str(file["parts"]))
-            at, values = arrays.pop("at"), arrays.pop("values")
-            state = cls(**arrays, x_adv=x.detach().clone(memory_format=torch.contiguous_format))
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"state_path must be a file that evaluate wrote, got {str(path)!r}") from error
-        if saved.pop("format", None) != _FORMAT:
-            rule = "state_path must be a file that this version of ell0 wrote"
-            raise ValueError(f"{rule}, got {str(path)!r}; remove it and start again")
-        differs = [part for part in {**saved, **parts} if saved.get(part) != parts.get(part)]
-        largest = float(clean.abs().where(clean.isfinite(), 0.0).max())
-        if not differs and not torch.allclose(state.clean, clean, rtol=0.0, atol=_SAME * largest + noise):
+        tensors, words = dict(saved[0]), dict(json.loads(saved[1].get("parts", "{}")))
+        if words.pop("format", None) != _FORMAT:
+            raise FileError(f"{path} must be a file that this version of evaluate wrote: {_TODO}")
+        differs = [part for part in {**words, **parts} if words.get(part) != parts.get(part)]
+        at, values = tensors.pop("at", torch.tensor([-1])), tensors.pop("values", torch.empty(1))
+        inside = at.shape == values.shape and bool(((at >= 0) & (at < fresh.x_adv.numel())).all())
+        forms = [{key: (t.dtype, t.shape) for key, t in held.items()} for held in (tensors, fresh._small())]
+        if not differs and not (inside and forms[0] == forms[1]):
+            raise FileError(f"{path} is damaged, its tensors do not fit the rows: {_TODO}")
+        largest = float(fresh.clean.abs().where(fresh.clean.isfinite(), 0.0).max())
+        if not differs and not torch.allclose(tensors["clean"], fresh.clean, rtol=0.0, atol=_SAME * largest + noise):
             differs = ["model"]
         if differs:
             what = ", ".join(differs)
             raise ValueError(f"state_path must be of this evaluation, but {str(path)!r} differs in: {what}")
-        state.x_adv.view(-1)[at.to(x.device)] = values.to(x)
+        state = cls(**tensors, x_adv=fresh.x_adv.clone())
+        state.x_adv.view(-1)[at.to(state.x_adv.device)] = values.to(state.x_adv)
         return state

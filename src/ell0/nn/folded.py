@@ -1,6 +1,7 @@
 """Merges batch norms into the layers before them, which makes the many forwards of an attack cheaper."""
 
 from collections.abc import Iterator
+from copy import copy
 from typing import cast
 
 import torch
@@ -8,15 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from .residual import ResidualBlock
+
 
 def folded(model: nn.Module) -> nn.Module:
     """Returns a model with the same outputs, up to rounding, whose batch norms are merged into other layers.
 
-    In an ``nn.Sequential``, nested ones included, each ``Conv2d`` followed by a ``BatchNorm2d`` (and perhaps a
-    ``ReLU``), or ``Linear`` followed by a ``BatchNorm1d``, becomes one layer with its own weights; all other layers are
-    shared with the model. Later changes of the model do not reach the merged weights. Returns the model itself if it is
-    in training mode or nothing can be merged.
+    In an ``nn.Sequential``, nested ones and those of a `ResidualBlock` included, each ``Conv2d`` followed by a
+    ``BatchNorm2d`` (and perhaps a ``ReLU``), or ``Linear`` followed by a ``BatchNorm1d``, becomes one layer with
+    its own weights; all other layers are shared with the model. Later changes of the model do not reach these weights.
+    Returns the model itself if it is in training mode or nothing can be merged.
     """
+    if not model.training and _is_plain(model, ResidualBlock):
+        short = copy(model)  # with children of its own
+        short._modules = {name: layer and folded(layer) for name, layer in model._modules.items()}
+        return short
     if model.training or not _is_plain(model, nn.Sequential):
         return model
     layers = list(model._modules.values())  # not children(), which skips the second use of a layer

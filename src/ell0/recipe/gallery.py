@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median_low
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..attacks import sparse_rs
 from ..attacks.contract import Model
-from ..common import write_whole
 from ..data import LabelledRows
+from ..files import write_tensors
 from ..threat import Unit
 from .plan import Recipe, ball_within, slug
 
@@ -23,7 +20,7 @@ from .plan import Recipe, ball_within, slug
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
-    The attack is sparse_rs with the median of the recipe's budgets and its widest box. The arrays are those of
+    The attack is sparse_rs with the median of the recipe's budgets and its widest box. The tensors are those of
     `pictures`.
     """
     x, y = test
@@ -33,16 +30,14 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     budgets = [budget for task in tasks if task.unit == unit for budget in task.budgets if budget]
     widest = max((task for task in recipe.tasks if task.betas), key=lambda task: max(task.betas), default=None)
     beta, box_of = (max(widest.betas), widest.box_of) if widest else (1.0, recipe.data.box)
-    arrays: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for name, network in networks.items():
         device = next(network.parameters()).device
         images, labels = x[first].to(device), y[first].to(device)
         ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of, device)
         result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
-        arrays |= pictures(name, network, images, labels, result.x_best, recipe.data.box or (-1.0, 1.0))
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    write_whole(path, file.getvalue())
+        tensors |= pictures(name, network, images, labels, result.x_best, recipe.data.box or (-1.0, 1.0))
+    write_tensors(path, tensors, {})
 
 
 def first_of_each(y: Tensor) -> Tensor:
@@ -52,19 +47,19 @@ def first_of_each(y: Tensor) -> Tensor:
 
 def pictures(
     name: str, network: Model, x: Tensor, y: Tensor, x_adv: Tensor, box: tuple[float, float]
-) -> dict[str, Any]:
-    """A gallery as arrays: ``clean`` ``(m, channels, height, width)``, ``labels``, and the ``box`` of clean values.
+) -> dict[str, Tensor]:
+    """A gallery as tensors: ``clean`` ``(m, channels, height, width)``, ``labels``, and the ``box`` of clean values.
 
     For the classifier ``SLUG/adv``, and the labels it gives to the clean images, ``SLUG/said``, and to the attacked
     ones, ``SLUG/says``.
     """
     with torch.no_grad():
         said, says = (network(images).argmax(1) for images in (x, x_adv))
-    arrays = {
+    tensors = {
         "clean": x,
         "labels": y,
         f"{slug(name)}/adv": x_adv,
         f"{slug(name)}/said": said,
         f"{slug(name)}/says": says,
     }
-    return {"box": np.array(box)} | {key: value.cpu().numpy() for key, value in arrays.items()}
+    return {"box": torch.tensor(box, dtype=torch.float64)} | {key: value.cpu() for key, value in tensors.items()}

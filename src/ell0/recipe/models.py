@@ -5,27 +5,61 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import certify, models
 from ..common import did_you_mean
 from ..data import DataSet
 from ..nn import InputClamp, InputScale
+from ..part_networks import PartCNN, PartMLP, PartTransformer
 from ..synthesis import AnalysisBySynthesis
+from ..train import Checkpoint
 from .toml import FLAG, NUMBER, TEXT, Kind, TomlTable, choice, many, named, whole
 
 Make = Callable[..., nn.Module]
 NETWORKS: dict[str, Make] = {name: getattr(models, name) for name in models.__all__}
-VOTERS: dict[str, Make] = {"ablation": certify.RandomisedAblation, "partition": certify.PartitionEnsemble}
+PART_NETWORKS: dict[str, Make] = {"mlp": PartMLP, "cnn": PartCNN, "transformer": PartTransformer}
+
+
+def _votes(
+    shape: Sequence[int],
+    classes: int,
+    network: Make,
+    *,
+    strides: Sequence[int] = (),
+    parts: int = 0,
+    rule: certify.Rule = "duel",
+    tau: float = 0.5,
+    mirrored: bool = False,
+) -> certify.PartVote:
+    """A `PartVote` of sub-grids by strides, or of as many parts, to which pixels are dealt."""
+    if bool(strides) == bool(parts):
+        raise ValueError(f"votes must have strides or parts, and not both, got strides={strides} with parts={parts}")
+    cut = certify.Partition.strides(shape, strides) if strides else certify.Partition.dealt(shape, parts)
+    made = network(cut.part_shape, cut.parts, classes=classes)
+    return certify.PartVote(made, cut, rule=rule, tau=tau, mirrored=mirrored)
+
+
+VOTERS: dict[str, Make] = {
+    "ablation": certify.RandomisedAblation,
+    "partition": certify.PartitionEnsemble,
+    "votes": _votes,
+}
 MODELS = {**NETWORKS, **VOTERS, "abs": AnalysisBySynthesis}
 _FROM_DATA = ("in_features", "in_shape", "shape", "classes")
+_NESTED = {"base": NETWORKS, "network": PART_NETWORKS}
 
 
 def _clamp(value: Any) -> bool | tuple[float, ...] | None:
@@ -36,23 +70,24 @@ def _clamp(value: Any) -> bool | tuple[float, ...] | None:
     return ends if len(ends) == 2 and ends[0] < ends[1] else None
 
 
+_PLAIN: dict[Any, Kind[Any]] = {int: whole(1), float: NUMBER, bool: FLAG}
 _CLAMP: Kind[Any] = Kind("true, false or two numbers [low, high], low below high", _clamp)
 
 
-def read_models(table: TomlTable, known: Mapping[str, object] = MODELS) -> list[dict[str, Any]]:
+def read_models(table: TomlTable, known: Mapping[str, Make] = MODELS) -> list[dict[str, Any]]:
     """The name and arguments of a model; of several, if k has several values."""
     if known is MODELS and (code := table.take("python", TEXT, None)):
         return _read_code(table, code)
     name = table.need("name", choice(*known))
-    arguments: dict[str, Any] = {"name": name}
-    if name in NETWORKS:
+    make, arguments = known[name], dict[str, Any](name=name)
+    if known is not PART_NETWORKS and name in NETWORKS:
         arguments["clamp"] = table.take("clamp", _CLAMP, False)
     if known is MODELS and name in NETWORKS and table.take("normalise", FLAG, False):
         if isinstance(arguments["clamp"], tuple):
             raise ValueError(f"{table.where}: normalise must be false if clamp is two numbers, which scales already")
         arguments["normalise"] = True
-    parameters, ks = _parameters(name), list[dict[str, Any]]()
-    for key, kind in _kinds(name).items():
+    parameters, ks = inspect.signature(make).parameters, list[dict[str, Any]]()
+    for key, kind in _kinds(make).items():
         default = parameters[key].default
         if key == "k":
             ks = [{"k": k} for k in table.take("k", many(whole(0)), (default,))]
@@ -60,11 +95,11 @@ def read_models(table: TomlTable, known: Mapping[str, object] = MODELS) -> list[
             arguments[key] = table.need(key, kind)
         elif (value := table.take(key, kind, None)) is not None:
             arguments[key] = value
-    if "base" in parameters:
-        base = table.need_table("base")
-        arguments["base"], *others = read_models(base, NETWORKS)
+    for key in parameters.keys() & _NESTED.keys():
+        inner = table.need_table(key)
+        arguments[key], *others = read_models(inner, _NESTED[key])
         if others:
-            raise ValueError(f"{base.where}: k must have one value, got {base.content['k']!r}")
+            raise ValueError(f"{inner.where}: k must have one value, got {inner.content['k']!r}")
     table.close()
     return [arguments | k for k in ks or [{}]]
 
@@ -110,21 +145,16 @@ def check_allowed(code: Sequence[str], allow_code: bool) -> None:
         raise ValueError(f"allow_code must be true to run the code {words}: read it, then add --allow-code")
 
 
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(MODELS[name]).parameters
-
-
-def _kinds(name: str) -> dict[str, Kind[Any]]:
+def _kinds(make: Make) -> dict[str, Kind[Any]]:
     """The kind of each argument that a recipe may set, from its type hint; the data gives the others."""
-    make = MODELS[name]
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
     kinds: dict[str, Kind[Any]] = {}
-    for key in (key for key in _parameters(name) if key not in _FROM_DATA):
+    for key in (key for key in inspect.signature(make).parameters if key not in (*_FROM_DATA, "places")):
         hint = hints.get(key)
         if get_origin(hint) is Literal:
             kinds[key] = choice(*get_args(hint))
-        elif hint in (int, float):
-            kinds[key] = whole(1) if hint is int else NUMBER
+        elif hint in _PLAIN:
+            kinds[key] = _PLAIN[hint]
         elif get_args(hint)[:1] == (int,):
             kinds[key] = many(whole(1), repeated=True)
     return kinds
@@ -138,14 +168,14 @@ def fitted(
     code = imported(arguments["python"]) if "python" in arguments else None
     if isinstance(code, nn.Module):
         return dict(arguments)
-    asked = _parameters(arguments["name"]) if code is None else inspect.signature(code).parameters
+    asked = inspect.signature(MODELS[arguments["name"]] if code is None else code).parameters
     full = dict(arguments) | {key: value for key, value in known.items() if key in asked}
     if arguments.get("normalise"):
         if data is None:
             raise ValueError("normalise must be false for the rows of an npz file, whose mean is not known")
         full["normalise"] = data.mean, data.deviation
     # The base of an ablation sees twice the channels.
-    seen = (2 * shape[0], *shape[1:])
+    seen = (2 * shape[0], *shape[1:]) if arguments.get("name") == "ablation" else shape
     return full | ({"base": fitted(arguments["base"], seen, classes)} if "base" in arguments else {})
 
 
@@ -163,7 +193,12 @@ def _make(arguments: Mapping[str, Any]) -> nn.Module:
     if "python" in given:
         return _own(given.pop("python"), given)
     make, clamp, normalise = MODELS[given.pop("name")], given.pop("clamp", False), given.pop("normalise", None)
-    network = make(**given | ({"base": _make(given["base"])} if "base" in given else {}))
+    if "base" in given:
+        given["base"] = _make(given["base"])
+    if "network" in given:
+        its = dict(given["network"])
+        given["network"] = partial(PART_NETWORKS[its.pop("name")], **its)
+    network = make(**given)
     first: list[nn.Module] = []
     if clamp:
         first += [InputClamp(*clamp), InputScale(*clamp)] if isinstance(clamp, tuple) else [InputClamp()]
@@ -183,19 +218,37 @@ def _own(words: str, given: Mapping[str, Any]) -> nn.Module:
     return made
 
 
-def model(card: Mapping[str, Any], *, allow_code: bool = False) -> nn.Module:
-    """The model that the card of a checkpoint names, its weights not yet those of the checkpoint.
+def model(checkpoint: Checkpoint, *, allow_code: bool = False) -> nn.Module:
+    """The model that the card of a checkpoint names, with its weights; no memory is taken before the shapes fit.
+
+        network = ell0.recipe.model(ell0.train.load_checkpoint("runs/mnist-f10/f10"))
 
     allow_code: also run code that the card names, which may do anything.
-
-    checkpoint = ell0.train.load_checkpoint("runs/mnist-f10/f10")
-    network = ell0.recipe.model(checkpoint.card)
-    checkpoint.into(network)
     """
-    check_allowed([card["model"]["python"]] if "python" in (card.get("model") or ()) else [], allow_code)
+    words: Any = checkpoint.card.get("model")
+    check_allowed([words["python"]] if "python" in (words or ()) else [], allow_code)
     try:
-        return build(card["model"], seed=0)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"card must name a model that a recipe can build, got {card.get('model')!r} ({error!r})"
-        ) from error
+        with _at_most(100 + 4 * len(checkpoint.tensors)):
+            shapes = build(words)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"card must name a model that a recipe can build, got {words!r} ({error!r})") from error
+    checkpoint.check(shapes)
+    network = build(words, seed=0)
+    checkpoint.into(network)
+    return network
+
+
+@contextmanager
+def _at_most(parameters: int) -> Iterator[None]:
+    """Raises ValueError where this thread registers more parameters: a card may ask for a billion layers."""
+    count, thread = itertools.count(1), threading.get_ident()
+
+    def registered(*_: object) -> None:
+        if threading.get_ident() == thread and next(count) > parameters:
+            raise ValueError("it has far more parameters than the checkpoint")
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import certify, data
 from ..attacks import ATTACKS
 from ..common import did_you_mean
+from ..files import read
 from ..results import WORST_CASE, Row
 from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
@@ -111,9 +112,9 @@ def _path(path_or_name: Path | str) -> Path:
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        text = path.read_bytes()
+        text = read(path.resolve())
         return text, tomllib.loads(text.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be TOML: {error}") from error
 
 
@@ -167,9 +168,13 @@ def _used(path: Path, name: str, other: str) -> Recipe:
     if other == name:
         raise ValueError(f"{path.name}: use must name other recipes, got {other!r}")
     places = (path.with_name(f"{other}.toml"), path.parent.parent / other / "recipe.toml")
-    recipe = load(next((place for place in places if place.is_file()), other))
-    if recipe.used or not recipe.classifiers or recipe.name != other:
-        raise ValueError(f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}")
+    place = _path(next((place for place in places if place.is_file()), other))
+    rule = f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}"
+    if "use" in _completed(place.name, _read(place)[1]):  # before it is loaded: it may use this one
+        raise ValueError(rule)
+    recipe = load(place)
+    if not recipe.classifiers or recipe.name != other:
+        raise ValueError(rule)
     return recipe
 
 
@@ -204,8 +209,9 @@ def _classifiers(
     ready = weights is not None or ("python" in models[0] and own is None and not over)
     training = TomlTable(f"{table.where}, training", {**(own.content if own else {}), **over})
     attack, budget = _training_attack(training.table("attack"), source)
-    objective, name = _objective(training, source), models[0].get("name", "")
-    if objective is not None and name in VOTERS:
+    name = models[0].get("name", "")
+    objective = _objective(training, source, votes=name == "votes")
+    if name in VOTERS and not isinstance(objective, certify.VoteObjective | None):
         raise ValueError(f"{training.where}: must have neither certified nor trades for votes, which have no gradient")
     if (its := getattr(MODELS.get(name), "objective", None)) is not None:
         if objective is not None:
@@ -229,14 +235,21 @@ def _classifiers(
     return pattern, classifiers
 
 
-def _objective(training: TomlTable, source: DataSource) -> TrainingObjective | None:
+def _objective(training: TomlTable, source: DataSource, votes: bool) -> TrainingObjective | None:
+    """votes: the model is a vote of parts, which has a certificate of its own."""
     certified, trades = training.table("certified"), training.table("trades")
     if certified is not None and trades is not None:
         raise ValueError(f"{training.where}: must have certified or trades, and not both")
     table = certified or trades
     if table is None:
         return None
-    given: dict[str, Any] = {"budget": table.need("budget", whole(1)), "unit": _unit(table)}
+    given: dict[str, Any] = {"budget": table.need("budget", whole(1))}
+    if votes and trades is None:
+        given |= table.rest([each.name for each in fields(certify.VoteObjective)])
+        table.close()
+        with named(table.where):
+            return certify.VoteObjective(**given)
+    given["unit"] = _unit(table)
     if trades is not None:
         ball = ball_within(table.take("beta", POSITIVE, 1.0), 1, "feature", source.box)
         given |= {"low": ball.low, "high": ball.high}
@@ -323,10 +336,9 @@ def _tasks(
         shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent}
         variants = [({}, tuple(sorted(betas)), None)]
     elif what == "certified_accuracy":
-        for name, key in product(voters, ("beta", "method")):
-            if key in table.content:
-                raise ValueError(f"{table.where}: {key} must be left out for {name}, whose votes are for any value")
-        method = table.take("method", choice(*get_args(certify.Method)), "best")
+        if voters and "beta" in table.content:
+            raise ValueError(f"{table.where}: beta must be left out for {voters[0]}, whose votes are for any value")
+        method = table.take("method", choice(*get_args(certify.Method), *get_args(certify.Rule)), "best")
         variants = [({"beta": beta}, (beta,), None) for beta in betas]
     elif what != "clean_accuracy":
         name = table.take("attack", choice(*ATTACKS), "pointwise" if what == "median_distance" else "sparse_rs")
@@ -344,14 +356,15 @@ def _tasks(
             _rehearse(table.where, boxed)
             variants.append(({**effort, "beta": beta}, (beta,), boxed))
     table.close()
-    if voters and white_box:
-        raise ValueError(f"{table.where}: classifiers must be without {voters[0]}, whose votes have no gradient")
+    if white_box and (flat := [one.name for one in classifiers if not one.has_gradient]):
+        raise ValueError(f"{table.where}: classifiers must be without {flat[0]}, whose votes have no gradient")
     tasks: list[Task] = []
     for one in classifiers:
         if written == "k" and one.k is None:
             raise ValueError(f"{table.where}: budgets must be a list for {one.name}, which has no k, got 'k'")
         budgets: Any = (one.k,) if written == "k" else written
-        row = {**shared, **one.identity, **({} if method is None or one.votes else {"method": method})}
+        how = {} if method is None or (one.votes and method == "best") else {"method": method}
+        row = {**shared, **one.identity, **how}
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
         for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
             full = {**row, **budget, **entries}

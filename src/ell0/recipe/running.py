@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import certify, train
-from ..common import Progress, Step, device_of, digest, silent, write_whole
+from .. import certify, files, train
+from ..common import Progress, Step, device_of, digest, silent
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Measurement, Results, Row
@@ -31,7 +31,7 @@ from .toml import named
 from .verdicts import Verdicts
 
 CHECKPOINT = "checkpoint.safetensors"  # in the folder of a classifier
-_FORMAT = b"2"  # of what a run folder holds; another version cannot go on with it
+_FORMAT = b"3"  # of what a run folder holds; another version cannot go on with it
 
 
 class BusyError(ValueError):
@@ -82,7 +82,7 @@ def run(
 def finished(folder: Path, recipe: Recipe) -> bool:
     """Whether a folder holds a run of the recipe with every figure that it asks for."""
     held, results = folder / "recipe.toml", folder / "results.json"
-    if not (results.is_file() and held.is_file() and held.read_bytes() == recipe.text):
+    if not (results.is_file() and held.is_file() and files.read(held) == recipe.text):
         return False
     there = [row.key for row in Results.load(results).rows]
     return all(row in there for row in recipe.asked())
@@ -144,7 +144,7 @@ class _RecipeRun:
         self._team.once(partial(self._show, networks))
 
     def _show(self, networks: dict[str, nn.Module]) -> None:
-        gallery = self._folder / "gallery.npz"
+        gallery = self._folder / "gallery.safetensors"
         if not gallery.exists() and self._data.test[0].ndim == 4:
             self._enter("a gallery of attacked images")
             write_gallery(gallery, self._recipe, networks, self._data.test)
@@ -170,15 +170,16 @@ class _RecipeRun:
 
     def _measure(self, number: int, task: Task, network: nn.Module, weights: str) -> None:
         x, y = (part[task.first :][: task.rows].to(self._place) for part in self._data[task.split])
-        state, path = self._folder / f"evaluation{number}", self._folder / "verdicts" / f"{number}.npz"
+        state, path = self._folder / f"evaluation{number}", self._folder / "verdicts" / f"{number}.safetensors"
+        made_from = digest(weights, self._data.digest, json.dumps(task.identities()))
         subject = Subject(network, x, y, self._recipe.seed, state, self._team, self._enter(str(task)))
-        found = self._team.once(partial(verdicts.load, path, weights))
+        found = self._team.once(partial(verdicts.load, path, made_from))
         if found is None or not all(self._has(row) for row in task.identities()):
             known = [one for other, some in self._verdicts if task.shares_rows(other) for one in some]
             # What is counted is counted in float32, as certificates are; attacks may query in TF32.
             with dense_products(tf32=False):
                 rows, found = measure(task, subject, known)
-            self._team.once(partial(verdicts.save, path, weights, found))
+            self._team.once(partial(verdicts.save, path, made_from, found))
             for one, other in product(found, known):
                 one.check(other)
             self._keep(rows)
@@ -297,9 +298,9 @@ def _check_home(home: Path, its: Recipe, resume: bool) -> None:
         if home.is_dir() and any(not path.name.startswith(".") for path in home.iterdir()):
             raise ValueError(f"out must be new, empty or a run folder, but {str(home)!r} holds other files")
         return
-    if not version.exists() or version.read_bytes() != _FORMAT:
+    if not version.exists() or files.read(version) != _FORMAT:
         raise ValueError(f"out must be new, but {str(home)!r} holds a run of another version of ell0: give another out")
-    if held.read_bytes() != its.text:
+    if files.read(held) != its.text:
         raise ValueError(f"out must be new or hold a run of this recipe, but {str(home)!r} holds one of another recipe")
     if not resume:
         raise ValueError(f"out must be new, but {str(home)!r} holds a run of this recipe already")
@@ -308,21 +309,22 @@ def _check_home(home: Path, its: Recipe, resume: bool) -> None:
 @contextmanager
 def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
     """Keeps other processes out of a run folder; the lock of a process that dies is released."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        opened = (home / ".lock").open("w")
-    except OSError as error:
-        raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
-    with opened as file:
+    with ExitStack() as opened:
         try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"out must be free, but another process is at work in {str(home)!r}") from None
-        except (ImportError, OSError):  # Windows, or a file system without locks
-            pass
+            home.mkdir(parents=True, exist_ok=True)
+            free = opened.enter_context(files.locked(home / ".lock"))
+        except OSError as error:
+            raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
+        if not free:
+            raise BusyError(f"out must be free, but another process is at work in {str(home)!r}")
         _check_home(home, its, resume)  # again: from now on nobody else changes it
-        write_whole(home / ".format", _FORMAT)
-        write_whole(home / "recipe.toml", its.text)
+        files.sweep(home)
+        for folder in (home / "verdicts", *(home / slug(one.name) for one in its.classifiers)):
+            if folder.is_symlink():
+                raise files.FileError(
+                    f"{folder} is a link, which leads out of the run folder: put a folder in its place"
+                )
+            files.sweep(folder)
+        files.write(home / ".format", _FORMAT)
+        files.write(home / "recipe.toml", its.text)
         yield

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..common import write_whole
+from ..files import FileError, read_tensors, write_tensors
 
 CERTIFICATE = "certificate"
 
@@ -76,30 +73,26 @@ def proven(evidence: Sequence[Verdicts], n: int, budget: int, beta: float) -> in
     return max((int((radius >= budget).sum()) for radius in radii), default=None)
 
 
-def save(path: Path, weights: str, boxes: Sequence[Verdicts]) -> None:
-    """Writes what was found with these weights, box by box; all have the same rows and names."""
-    arrays = {
-        "weights": np.array(weights),
-        "names": np.array(json.dumps(boxes[0].names)),
-        "beta": np.array([one.beta for one in boxes]),
-        "verdict": np.stack([one.verdict.numpy().astype(np.int16) for one in boxes]),
-        "distance": np.stack([one.distance.numpy().astype(np.int32) for one in boxes]),
+def save(path: Path, made_from: str, boxes: Sequence[Verdicts]) -> None:
+    """Writes what was found, box by box; all have the same rows and names.  made_from: a digest of weights and task."""
+    tensors = {
+        "beta": torch.tensor([one.beta for one in boxes], dtype=torch.float64),
+        "verdict": torch.stack([one.verdict for one in boxes]).to(torch.int16),
+        "distance": torch.stack([one.distance for one in boxes]).to(torch.int32),
     }
-    file = io.BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **arrays)
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, file.getvalue())
+    write_tensors(path, tensors, {"made_from": made_from, "names": json.dumps(boxes[0].names)})
 
 
-def load(path: Path, weights: str) -> list[Verdicts] | None:
-    """What `save` wrote; None if it is not there, not whole, or of other weights: then it must be measured again."""
+def load(path: Path, made_from: str) -> list[Verdicts] | None:
+    """What `save` wrote; None if it is not there, was altered, or is of another task: then it is found again."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if str(file["weights"]) != weights:
-                return None
-            names = tuple(json.loads(str(file["names"])))
-            verdict, distance = (torch.from_numpy(file[key].astype(np.int64)) for key in ("verdict", "distance"))
-            boxes = zip(file["beta"].tolist(), verdict, distance, strict=True)
-            return [Verdicts(beta, names, *both) for beta, *both in boxes]
-    except (FileNotFoundError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        tensors, words = read_tensors(path, "it is found again")
+    except (FileNotFoundError, FileError):
         return None
+    if words.get("made_from") != made_from:
+        return None
+    names = tuple(json.loads(words["names"]))
+    verdict, distance = tensors["verdict"].long(), tensors["distance"].long()
+    boxes = zip(tensors["beta"].tolist(), verdict, distance, strict=True)
+    return [Verdicts(beta, names, *both) for beta, *both in boxes]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common import write_whole
+from ..files import write as write_file
 from ..results import CLEAN
 from .charts import TEMPLATES, legend_mark
+from .comparison import comparison
 from .formatting import INFERRED, duration, number
 from .run_files import Exhibit, Run, exhibits, read
 from .sections import View, view_of
@@ -20,32 +21,37 @@ Source = Path | str | Run
 
 
 def page(sources: Sequence[Source]) -> str:
-    """The page of some run folders or results files, in their order.
+    """The page of some run folders or results files: of several their comparison, then each in turn.
 
-    A run folder gives its results.json and, where they are there, recipe.toml, gallery.npz and the log.jsonl of each
-    classifier, also of the runs it uses; a results file gives its rows.
+    A run folder gives its results.json and, where they are there, recipe.toml, gallery.safetensors and the log.jsonl of
+    each classifier, also of the runs it uses; a results file gives its rows.
     """
     shared = {"CLEAN": CLEAN, "INFERRED": INFERRED, "duration": duration, "legend_mark": legend_mark, "number": number}
-    return TEMPLATES.get_template("page.html.jinja").render(shared, views=_views(sources))
+    runs = _runs(sources)
+    template = TEMPLATES.get_template("page.html.jinja")
+    return template.render(shared, views=[*map(_view, runs)], together=comparison(runs) if len(runs) > 1 else None)
 
 
 def verdict(sources: Sequence[Source]) -> str:
-    """What each of some run folders or results files found, as the top of their page has it: a line of text each."""
-    views = _views(sources)
+    """What some run folders or results files found, as the top of their page has it: a line each, then all together."""
+    runs = _runs(sources)
+    views = [*map(_view, runs)]
+    views += filter(None, [comparison(runs)] if len(runs) > 1 else [])
     names = [f"{each.results.name}:" if len(views) > 1 else "" for each in views]
     parts = [(name, each.state, str(each.verdict), each.flagged) for name, each in zip(names, views, strict=True)]
     return "\n".join(" ".join(filter(None, some)) for some in parts)
 
 
-def _views(sources: Sequence[Source]) -> list[View]:
+def _runs(sources: Sequence[Source]) -> list[Run]:
     if isinstance(sources, str | Path) or not sources:
         raise ValueError(f"sources must be a list of run folders or results files, at least one, got {sources!r}")
-    views = []
-    for run in (source if isinstance(source, Run) else read(Path(source)) for source in sources):
-        measured = {row.what for row in run.results.rows}
-        theory = theory_view if "robust_error" in measured else malware_view if "evasion" in measured else None
-        views.append(theory(run.results) if theory else view_of(run))
-    return views
+    return [source if isinstance(source, Run) else read(Path(source)) for source in sources]
+
+
+def _view(run: Run) -> View:
+    measured = {row.what for row in run.results.rows}
+    theory = theory_view if "robust_error" in measured else malware_view if "evasion" in measured else None
+    return theory(run.results) if theory else view_of(run)
 
 
 def write(sources: Sequence[Source], out: Path | str) -> Path:
@@ -55,5 +61,5 @@ def write(sources: Sequence[Source], out: Path | str) -> Path:
         raise ValueError(f"out must be a file, got the folder {str(out)!r}")
     text = page(sources)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, text.encode())
+    write_file(out, text.encode())
     return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from .. import files
+from ..certify import Objective, VoteObjective
 from ..data import SETS, DataSet
 from ..recipe import Recipe, load, names, slug
 from ..results import Results, Row
@@ -23,6 +25,9 @@ Floats = npt.NDArray[np.float32]
 LogLine = dict[str, Any]
 Exhibit = tuple[str, list[dict[str, Any]]]
 """The label of an image, and pictures of it: clean, and what each classifier was shown."""
+
+
+_TODO = "delete it, and `ell0 run` makes it again"
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,21 @@ class Run:
     exhibits: list[Exhibit] = field(default_factory=list)
 
     @property
-    def quoted(self) -> Sequence[Row]:
-        """Figures of others: those of its recipe, or of the one of ell0 that a bare results file names."""
+    def plan(self) -> Recipe | None:
+        """Its recipe, or the one of ell0 that a bare results file names."""
         named = self.results.recipe if self.results.recipe in names() and not self.text else None
-        recipe = self.recipe or (load(named) if named else None)
-        return recipe.quoted if recipe else ()
+        return self.recipe or (load(named) if named else None)
+
+    @property
+    def quoted(self) -> Sequence[Row]:
+        """Figures of others."""
+        return self.plan.quoted if self.plan else ()
+
+    @property
+    def bound(self) -> list[str]:
+        """The classifiers that were trained on their bound."""
+        everyone = self.plan.everyone() if self.plan else ()
+        return [one.name for one in everyone if isinstance(one.objective, Objective | VoteObjective)]
 
     @property
     def state(self) -> str:
@@ -58,13 +73,13 @@ class Run:
 def read(source: Path) -> Run:
     """Reads a run folder, or a results file."""
     if source.is_file():
-        return Run(Results.load(source))
+        return Run(Results.load(source.resolve()))
     if not (source / "results.json").is_file():
         raise ValueError(f"sources must be results files or run folders that hold results.json, got {str(source)!r}")
     source = source.resolve()  # the runs that it uses lie beside it, also where it was given as "."
     results = Results.load(source / "results.json")
-    path, pictures = source / "recipe.toml", source / "gallery.npz"
-    text = path.read_text() if path.exists() else ""
+    path, pictures = source / "recipe.toml", source / "gallery.safetensors"
+    text = files.read(path).decode(errors="replace") if path.exists() else ""
     recipe = _recipe(path) if text else None
     data = SETS.get(recipe.data.name or "") if recipe else None
     folders = recipe.folders(source) if recipe else {}
@@ -86,30 +101,31 @@ def _recipe(path: Path) -> Recipe | None:
 
 def _log(path: Path) -> list[LogLine]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
-    text = path.read_text() if path.exists() else ""
     try:
-        return [dict(json.loads(line)) for line in text.split("\n")[:-1]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a log of training: {error}") from error
+        lines = files.read(path).split(b"\n")[:-1] if path.exists() else []
+        return [dict(json.loads(line)) for line in lines]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise files.FileError(f"{path} is not a log of training ({error}): {_TODO}") from error
 
 
 def gallery(path: Path, classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
-    """The images of a file that holds the arrays of `exhibits`."""
+    """The images of a file that holds the tensors of `exhibits`."""
+    tensors, _ = files.read_tensors(path, _TODO)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return exhibits({name: file[name] for name in file.files}, classifiers, classes)
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a gallery: {error}") from error
+        return exhibits(tensors, classifiers, classes)
+    except (KeyError, ValueError) as error:
+        raise files.FileError(f"{path} is not a gallery ({error}): {_TODO}") from error
 
 
-def exhibits(arrays: Mapping[str, Any], classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
+def exhibits(tensors: Mapping[str, Tensor], classifiers: Sequence[str], classes: Sequence[str] = ()) -> list[Exhibit]:
     """The images of a gallery. classes: what the labels mean; without it they stand as they are.
 
-    arrays: ``clean``, ``(m, channels, height, width)``, its ``box``, which is [-1, 1] if missing, and ``labels``,
+    tensors: ``clean``, ``(m, channels, height, width)``, its ``box``, which is [-1, 1] if missing, and ``labels``,
         ``(m,)``; for each classifier the attacked images, ``SLUG/adv``, and the labels it gives to clean and attacked,
         ``SLUG/said`` and ``SLUG/says``.
     """
-    clean, labels, box = arrays["clean"], arrays["labels"], arrays.get("box", (-1.0, 1.0))
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    clean, labels, box = arrays["clean"], arrays["labels"], arrays["box"].tolist() if "box" in arrays else (-1.0, 1.0)
     names = [name for name in classifiers if f"{slug(name)}/adv" in arrays]
     shown = {name: [arrays[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
     for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..results import WORST_CASE, Measurement, Results
+from ..results import CLEAN, WORST_CASE, Measurement, Results, Share
 from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, span
 from .run_files import Exhibit, LogLine, Run
@@ -58,7 +58,10 @@ class Section:
 
 @dataclass(frozen=True)
 class View:
-    """units, items: what is changed, and in what.  scale: what values mean, where the data is known."""
+    """units, items: what is changed, and in what.  scale: what values mean, where the data is known.
+
+    spread: what stands beside a figure, and around a line.
+    """
 
     results: Results
     verdict: Verdict
@@ -69,6 +72,7 @@ class View:
     items: str = "rows"
     scale: str = ""
     flags: Sequence[Flag] = ()
+    spread: str = "95 % interval"
 
     @property
     def flagged(self) -> str:
@@ -77,7 +81,9 @@ class View:
         return f"{words} before the figures." if self.flags else ""
 
 
-def view_of(run: Run) -> View:
+def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None = None) -> View:
+    """along: sections that stand behind the curves.  bound: classifiers that were trained on their bound."""
+    bound = run.bound if bound is None else bound
     # What was measured on another split served to choose, and stands apart from the figures that count.
     rows = [row for row in run.results.rows if row.get("split", "test") == "test"]
     shares = [row for row in rows if finite(row.value)]
@@ -103,8 +109,9 @@ def view_of(run: Run) -> View:
     verdict = verdict_of(clean, certified, worst, single, units, items)
     quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.quoted]
     sections = (
-        Section("Accuracy", accuracies=_accuracies(clean, worst, single) if clean or worst or single else None),
-        Section("Robust accuracy over budget and queries", charts=list(_curves(worst, single, styles, units))),
+        Section("Accuracy", accuracies=_accuracies(clean, worst, single, bound) if clean or worst or single else None),
+        Section("Robust accuracy over budget and queries", charts=list(_curves(clean, worst, single, styles, units))),
+        *along,
         certified_section(certified, radii, [*worst, *apart], units, clean, quoted) if certified else None,
         _listing("Counted in pixels", "Robust accuracy where one change is one pixel, with all its channels", apart),
         _listing(
@@ -123,11 +130,12 @@ def view_of(run: Run) -> View:
     return View(run.results, verdict, shown, run.state, run.text, units, items, scale, flags)
 
 
-def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
+def _accuracies(clean: Rows, worst: Rows, single: Rows, bound: Sequence[str]) -> dict[str, Any]:
     """classifiers: each with a row of it, its clean accuracy and its budgets, which are the lines of a table.
 
     boxes: of the worst case, with the n of each; worst: its cells.  groups: attacks as configured, with their numbers
-    of queries and the n of each; cells: theirs.  mixed: whether figures are over different n.
+    of queries and the n of each; cells: theirs.  mixed: whether figures are over different n, clean_n those of clean.
+    bound: classifiers that were trained on their bound.
     """
     groups = [(group, grouped(sorted(rows, key=spent_on), effort_of)) for group, rows in grouped(single, attack_words)]
     boxes = grouped(sorted(worst, key=box_of, reverse=True), within)
@@ -147,14 +155,29 @@ def _accuracies(clean: Rows, worst: Rows, single: Rows) -> dict[str, Any]:
         "decided": {(who(row), row.get("budget")): row.decided for row in least_of(worst)},
         "groups": [(group, [(effort, {row.n for row in rows}) for effort, rows in some]) for group, some in groups],
         "cells": {(who(row), row.get("budget"), attack_words(row), effort_of(row)): Cell.share(row) for row in falling},
-        "mixed": len({row.n for row in (*worst, *single)}) > 1,
+        "mixed": len({row.n for row in every}) > 1,
+        "clean_n": {row.n for row in clean},
+        "bound": bound,
         "has_paper": any(row.paper is not None for row in every),
         "paper_n": sorted({share.n for row in every if (share := paper_share(row))}),
         "has_k": any("k" in row for row in every),
     }
 
 
-def _curves(worst: Rows, single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
+def start_of(row: Measurement, among: Iterable[Measurement]) -> Measurement | None:
+    """The same rows without a change: their clean accuracy, or what a worst case of as many rows says of it."""
+    for one in among:
+        if who(one) == who(row) and one.n == row.n and one.n and (one.what == "clean_accuracy" or CLEAN in one.decided):
+            given = {**row.identity, "n": one.n, "budget": 0}
+            if CLEAN not in one.decided:
+                return Measurement.of(row.what, one.value, **given, low=one.low, high=one.high)
+            share = Share(one.n - one.decided[CLEAN], one.n)
+            # Of several seeds it is a mean, whose interval is not that of one share.
+            return Measurement.of(row.what, float(share) if "seeds" in one.beside else share, **given)
+    return None
+
+
+def _curves(clean: Rows, worst: Rows, single: Rows, styles: dict[str, int], units: str) -> Iterator[Chart]:
     """The worst case and each attack with most queries over the budget, then each attack over its queries."""
     panels = [("Worst case over the budget", "all attacks and value sets", "budget", least_of(worst))]
     for group, rows in grouped(single, attack_words):
@@ -168,8 +191,11 @@ def _curves(worst: Rows, single: Rows, styles: dict[str, int], units: str) -> It
         rows = [row for row in rows if row.get(along)]
         words = f"{units} changed" if along == "budget" else along
         axis = Axis(words, "values") if along == "budget" else Axis("queries of the attack", "log values")
+        if along == "budget" and rows and rows == (rows := _ladder(rows)):
+            # From no change on, unless each point of a line is another classifier.
+            firsts = [some[0] for _, some in grouped(rows, who)]
+            rows = [*filter(None, (start_of(row, [*clean, *worst]) for row in firsts)), *rows]
         if len({row[along] for row in rows}) > 1:
-            rows = _ladder(rows) if along == "budget" else rows
             yield Chart(title, note, axis, _SHARES, _lines(rows, along, styles, words))
 
 
@@ -220,7 +246,9 @@ def certified_section(
             gap = percent(attacked.value - attacked.certified)
         stands = Cell.share(attacked) if attacked else NONE
         lines.append((who(row), number(row.get("budget")), _terms(row, units), Cell.share(row), stands, gap))
-    head = ("classifier", f"{units} changed", "values", "certified", "stands under attack", "neither proven nor broken")
+    under_attack = [one for row in certified if (one := _attacked(row, worst))]
+    sized = (_sized("certified", certified), _sized("stands under attack", under_attack))
+    head = ("classifier", f"{units} changed", "values", *sized, "neither proven nor broken")
     return Section(
         "Proven and broken",
         charts=[*_proven(certified, clean, quoted, units), *_sandwich(certified, worst, units)],
@@ -228,6 +256,12 @@ def certified_section(
         caption="Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
         certified={"bounds": {who(row) for row in certified} > {*votes}, "votes": votes, "medians": medians},
     )
+
+
+def _sized(words: str, rows: Rows) -> str:
+    """The words with the n of the rows."""
+    sizes = sorted({row.n for row in rows if row.n})
+    return f"{words}, n = {' or '.join(map(number, sizes))}" if sizes else words
 
 
 def _terms(row: Measurement, units: str, sure: bool = True) -> str:
@@ -281,6 +315,8 @@ def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
         if len(sizes) == 1 and sizes != {row.n for row in rows} and None not in {one.certified for one in attacked}:
             terms += f"; the {number(sizes.pop())} rows that were attacked"
             rows = [Measurement("certified_accuracy", one["certified"], identity=one.identity) for one in attacked]
+            if start := start_of(attacked[0], attacked):
+                rows, attacked = [start, *rows], [start, *attacked]
         both = [
             Series(words, style, [_share_point(row, "budget", units) for row in some])
             for style, (words, some) in enumerate({"certified": rows, "stands under attack": attacked}.items())

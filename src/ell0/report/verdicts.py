@@ -72,7 +72,18 @@ def verdict_of(clean: Rows, certified: Rows, worst: Rows, single: Rows, units: s
         largest = f"largest number of {units} at which a classifier keeps half"
         note += f" The verdict takes the {smallest if chosen[0].value < 0.5 else largest}."
     notes = (note, *_by_protocol(single, chosen[0])) if worst else (note,)
+    if worst or single:
+        notes += tuple(_proofs(certified, chosen[0], items))
     return Verdict(kind, _headline(chosen, units, items, keeps), notes, who(chosen[0]))
+
+
+def _proofs(certified: Rows, best: Measurement, items: str) -> Iterator[str]:
+    """What is proven of the classifier and budget of the verdict, of other rows than those of the verdict."""
+    rows = [row for row in _alike(certified, best) if row.get("beta") in (None, best.get("beta"))]
+    if best.certified is None and rows:
+        row = max(rows, key=lambda row: row.value)
+        value = "any value" if row.get("beta") is None else f"any value {within(row)}"
+        yield f"Proven at this budget and {value}: {figure_words(row)} of {number(row.n)} test {items}."
 
 
 def _alike(rows: Rows, other: Measurement) -> Rows:
@@ -111,6 +122,8 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str) -> Markup:
     sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {} set to any value{}").format(
         who(best), keeps, figure_words(best), number(best.n), items, changes, f" {box}" if box else ""
     )
+    if best.certified is not None:
+        sentence += Markup(", of which <strong>{}</strong> is proven").format(percent(best.certified))
     rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row.value)) for row in others]
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
 

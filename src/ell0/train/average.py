@@ -28,9 +28,11 @@ class Average:
     def update(self) -> None:
         """Takes in the weights after a step."""
         self._steps += 1
-        weight = (10 / (9 + self._steps)).clamp(min=1 - self._decay)
-        for name, value in self._values.items():
-            self._averages[name].lerp_(value, weight.to(value.dtype))
+        weight, averages = (10 / (9 + self._steps)).clamp(min=1 - self._decay), list(self._averages.values())
+        # All at once: a kernel for each tensor would take longer than its work.
+        moved = torch._foreach_sub(list(self._values.values()), averages)
+        torch._foreach_mul_(moved, weight)
+        torch._foreach_add_(averages, moved)
 
     def of_buffers(self) -> list[Tensor]:
         """Those of the model's statistics."""

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from ..common import check_count
 
-Schedule = Literal["steps", "cosine"]
-Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["steps", "cosine", "triangle"]
+Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 Precision = Literal["fp32", "tf32", "bf16"]
 Augment = Literal["none", "crop-flip", "crop-flip-once", "crop-flip-reflect", "shift"]
 
@@ -20,11 +20,11 @@ class TrainConfig:
 
     epochs, batch: passes over the rows, and rows of a step.
     rates: learning rates. With ``"steps"`` each holds for an equal share of the epochs, in whole epochs; ``"cosine"``
-        takes one rate, which falls to 0 over all steps.
-    warm_up: share of all steps, in [0, 1), over which a cosine rises from 0 first.
+        takes one rate, which falls to 0 over all steps, ``"triangle"`` one which falls in a line.
+    warm_up: share of all steps, in [0, 1), over which a cosine or a triangle rises from 0 first.
     momentum: of SGD; for Adam its first beta.
     weight_decay: added to the gradient, times the weights. ``"adamw"`` decays the weights themselves, by the rate times
-        this, except biases, norms (all with fewer than two axes) and embeddings.
+        this; it and ``"nesterov"`` spare biases, norms (all with fewer than two axes) and embeddings.
     ema: decay of an exponential average of weights and running statistics, in [0, 1): the average is what validation
         sees and what the model has in the end. The first steps count more, so the start is soon forgotten. 0: none.
     refresh: the attack runs before the epochs refresh, 2 * refresh, ..., counted from 0.
@@ -80,8 +80,8 @@ class TrainConfig:
         for name in ("momentum", "warm_up", "ema"):
             if not _is_number(getattr(self, name)) or getattr(self, name) >= 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}")
-        if self.schedule == "cosine" and len(self.rates) > 1:
-            raise ValueError(f'rates must be one for schedule="cosine", got {self.rates!r}')
+        if self.schedule != "steps" and len(self.rates) > 1:
+            raise ValueError(f'rates must be one for schedule="{self.schedule}", got {self.rates!r}')
         if self.schedule == "steps" and self.warm_up:
             raise ValueError(f'warm_up must be 0 for schedule="steps", got {self.warm_up!r}')
         for name in ("rounds", "graph"):
@@ -95,8 +95,9 @@ class TrainConfig:
         (rate,), rates = self.rates, []
         for step in range(steps):
             done = (epoch + (step + 0.5) / steps) / self.epochs
-            falling = math.pi * (done - self.warm_up) / (1 - self.warm_up)
-            rates.append(rate * done / self.warm_up if done < self.warm_up else rate * (1 + math.cos(falling)) / 2)
+            fallen = (done - self.warm_up) / (1 - self.warm_up)
+            left = (1 + math.cos(math.pi * fallen)) / 2 if self.schedule == "cosine" else 1 - fallen
+            rates.append(rate * (done / self.warm_up if done < self.warm_up else left))
         return rates
 
     def attacks_before(self, epoch: int) -> bool:

@@ -129,20 +129,20 @@ class Stepper:
         """Only the fused kernels read the rate from the device, as a graph must."""
         parameters, momentum, decay = list(self._names), config.momentum, config.weight_decay
         optimizer: torch.optim.Optimizer
-        if config.optimizer == "sgd":
-            optimizer = torch.optim.SGD(parameters, self.rate, momentum, weight_decay=decay, fused=True)
+        apart = config.optimizer in ("nesterov", "adamw")
+        groups = self._decayed_apart() if apart else [{"params": parameters}]
+        if config.optimizer in ("sgd", "nesterov"):
+            optimizer = torch.optim.SGD(groups, self.rate, momentum, weight_decay=decay, nesterov=apart, fused=True)
             kinds = ["momentum_buffer"] if momentum else []
         else:
             betas, captured = (momentum, 0.999), self._device.type == "cuda"
-            groups, adam = [{"params": parameters}], torch.optim.Adam
-            if config.optimizer == "adamw":
-                groups, adam = self._decayed_apart(), torch.optim.AdamW  # type: ignore[assignment]
+            adam = torch.optim.AdamW if apart else torch.optim.Adam
             optimizer = adam(groups, self.rate, betas, weight_decay=decay, capturable=captured, fused=True)
             kinds = ["exp_avg", "exp_avg_sq"]
         # Made here and not in the first step, so that a checkpoint and a graph have something to write to.
         for parameter in parameters:
             optimizer.state[parameter] = {kind: torch.zeros_like(parameter) for kind in kinds}
-            if config.optimizer != "sgd":
+            if "exp_avg" in kinds:
                 optimizer.state[parameter]["step"] = torch.zeros((), device=self._device)
         return optimizer
 

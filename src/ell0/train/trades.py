@@ -44,8 +44,8 @@ class Trades:
 
     budget: int
     unit: Unit = "feature"
-    low: float = -1.0
-    high: float = 1.0
+    low: float = None  # type: ignore[assignment]  # L0Ball asks for them
+    high: float = None  # type: ignore[assignment]
     steps: int = 10
     loss: TradesLoss = "trades"
     weight: float = 6.0
