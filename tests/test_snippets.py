@@ -52,6 +52,7 @@ def scaling(names: Names) -> None:
 def theory(names: Names) -> None:
     assert names["classifier"].score(names["x"][300:], names["y"][300:]) > 0.9
     assert (names["radii"] >= 2).mean() > 0.5
+    assert names["search"].best_score_ > 0.8
 
 
 def export(names: Names) -> None:

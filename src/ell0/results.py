@@ -33,6 +33,7 @@ EQUAL, OPTIMAL = "Bayes weights, k = m", "best weights, k = m"
 CHOSEN, OPTIMAL_CHOSEN, CLIPPED = "Bayes weights, k chosen", "best weights, k chosen", "clipped"
 """The classifiers of `ell0 theory`, as its rows and its page name them."""
 PLAIN, HARDENED, OURS = "logistic regression", "logistic regression, C against evasion", "TruncatedLinearClassifier"
+MONOTONE = "logistic regression, weights >= 0"
 """The detectors of `ell0 theory malware`."""
 
 Row = dict[str, Any]
