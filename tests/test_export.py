@@ -137,7 +137,7 @@ def test_shipped_models_in_onnx(name: str, tmp_path: Path, monkeypatch: pytest.M
     torch.testing.assert_close(by_onnxruntime(path, x), logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "small_cnn", "votes"])  # ONNX files are made from programs
+@pytest.mark.parametrize("name", ["mlp", "cnn", "votes"])  # ONNX files are made from programs
 def test_shipped_models_as_programs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = shipped(name, monkeypatch)
     program = load_program(save_program(tmp_path / "a.pt2", model, x))
