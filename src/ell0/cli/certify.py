@@ -79,8 +79,10 @@ def certify(
         if not isinstance(network, nn.Module):
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
         certifier = certificates.certifier(network)
-        if challenge and certifier.forwards is not None:
-            raise ValueError(f"challenge must be left out for {model!r}: it certifies by votes, which have no gradient")
+        if challenge and certifier.confidence is not None:
+            raise ValueError(
+                f"challenge must be left out for {model!r}, whose certificates hold with a probability alone"
+            )
         ball = L0Ball(0, subject.unit, *(ends or (-math.inf, math.inf)))
         certifier.check(x[:1], replace(ball, budget=max(budgets or [0])))
         most = certifier.limit(x, ball)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, AttackResult, declared, sparse_pgd, sparse_rs
 from ..attacks.contract import Victim
+from ..attacks.surrogate import Vote
 from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
 from ..files import check_out
 from ..parallel import ALONE, Team
@@ -183,6 +184,8 @@ def evaluate(
     gradients_only = {name: own.gradients_only if own else ran[name].white_box for name, own in said.items()}
     training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
     blocked = [name for name in entries if name not in ran]
+    votes = isinstance(model, nn.Module) and any(isinstance(module, Vote) for module in model.modules())
+    missing = [one.name for one in ATTACKS.values() if one.knows_votes and votes and one not in said.values()]
     doubts = [one.doubt for one in found]
     outside = next((doubt for doubt in doubts if doubt and doubt.startswith("clean")), None)
     return Evaluation(
@@ -192,8 +195,8 @@ def evaluate(
         seconds=tuple(state.seconds.tolist()),
         units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
         flags=raised(
-            probe, state, gradients_only, training, blocked, sum(one.blind for one in found),
-            sum(one.lost for one in found), outside or (doubts[0] if all(doubts) else None),
+            probe, state, gradients_only, training, blocked, torch.cat([one.useless for one in found]),
+            sum(one.lost for one in found), missing, outside or (doubts[0] if all(doubts) else None),
         ),
         **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
     )  # fmt: skip
@@ -215,12 +218,12 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found for a part of the rows; the attacks that ran, and counts of rows for flags."""
+    """What was found for a part of the rows; the attacks that ran, and what flags need."""
 
     state: State
     probe: Probe
     attacks: dict[str, Entry]
-    blind: int
+    useless: Tensor
     lost: int
     doubt: str | None
 
@@ -237,14 +240,16 @@ def _evaluate_part(
     with Attacked(model, x, y, ball).victim(few) as victim:  # the model stays in eval mode, for every attack
         model = victim.model  # wrapped, if it gave something else than logits
         probe = team.once(partial(Probe.of, model, x))
-        if probe.softmaxed and probe.differentiable:
+        if probe.softmaxed and not probe.blind:
             model = wrap(model, probabilities=True)
         attacked = Attacked(model, x, y, ball)
-        blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
+        # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
+        needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
+        blocked = [name for name, most in needs.items() if probe.blind > most]
         if blocked and not settings.default:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
-        clean, wrong, blind = clean_pass(attacked, batch, probe.differentiable, team)
+        clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
         if start == 0:
             _rehearse(attacked, entries, first, seed)
         parts = {} if path is None else _identity(attacked, entries, settings.budgets, seed, settings.tf32)
@@ -274,7 +279,7 @@ def _evaluate_part(
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
-    return _Found(state, probe, entries, int(blind.sum()), lost, ball.doubt(x))
+    return _Found(state, probe, entries, useless, lost, ball.doubt(x))
 
 
 def _within(report: Progress, stage: Step, step: Step) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attacks.contract import Victim
+from ..attacks.surrogate import surrogate_gradients
 from ..parallel import Team
 from ..threat import L0Ball
 from ..wrapping import Model
@@ -41,9 +42,13 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few forward passes say about a model. noise: the largest difference of a logit between two of them."""
+    """What a few forward passes say about a model.
 
-    differentiable: bool
+    blind: 0 if it has a gradient; 1 if it has none of its own, but a surrogate for attacks of ell0; 2 if it has none.
+    noise: the largest difference of a logit between two passes.
+    """
+
+    blind: int
     noise: float
     random: bool
     softmaxed: bool
@@ -55,33 +60,49 @@ class Probe:
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
         random = not torch.allclose(logits, again, _SAME, _SAME)
-        leaf = x[:1].detach().clone().requires_grad_()
-        try:
-            with torch.enable_grad():
-                logits = model(leaf)
-                # Weights that ask for a gradient make the logits ask for one even where x has none.
-                slope = torch.autograd.grad(logits.sum(), leaf, allow_unused=True) if logits.requires_grad else (None,)
-        except RuntimeError:  # a model that leaves torch, through x.numpy() for one
-            slope = (None,)
-        return cls(slope[0] is not None, noise, random, softmaxed)
+        blind = 0 if _differentiable(model, x) else 1
+        if blind:
+            with surrogate_gradients(model):
+                blind += not _differentiable(model, x)
+        return cls(blind, noise, random, softmaxed)
 
 
-def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team) -> tuple[Tensor, Tensor, Tensor]:
-    """Three ``(n,)``: margins in float64, whether misclassified, whether the gradient is zero or not finite."""
+def _differentiable(model: Model, x: Tensor) -> bool:
+    leaf = x[:1].detach().clone().requires_grad_()
+    try:
+        with torch.enable_grad():
+            logits = model(leaf)
+            # Weights that ask for a gradient make the logits ask for one even where x has none.
+            slope = torch.autograd.grad(logits.sum(), leaf, allow_unused=True) if logits.requires_grad else (None,)
+    except RuntimeError:  # a model that leaves torch, through x.numpy() for one
+        slope = (None,)
+    return slope[0] is not None
+
+
+def clean_pass(attacked: Attacked, batch: int, blind: int, team: Team) -> tuple[Tensor, Tensor, Tensor]:
+    """Three ``(n,)``: margins in float64, whether misclassified, and what gradient is of no use to attacks.
+
+    That is 0 if none; 1 if the model's own is zero or not finite; 2 if the surrogate is, too. From ``blind`` on.
+    """
 
     def look(rows: Tensor) -> Tensor:
         seen = []
         for some in rows.split(batch):
             with attacked.victim(some) as victim:
-                margin, wrong, blind = victim.margin.clone(), victim.success.clone(), torch.ones_like(victim.success)
-                if differentiable:
-                    slope = victim.slopes(victim.x, torch.arange(len(some), device=margin.device))[1].flatten(1)
-                    blind = (slope == 0).all(1) | ~slope.isfinite().all(1)
-            seen.append(torch.stack([margin.double(), wrong.double(), blind.double()], 1))
+                margin, wrong, useless = (
+                    victim.margin.clone(),
+                    victim.success.clone(),
+                    torch.full_like(victim.labels, blind),
+                )
+                for kind in range(blind, 2):
+                    if len(at := (useless == kind).nonzero().squeeze(1)):
+                        slope = victim.slopes(victim.x[at], at, straight=kind > 0)[1].flatten(1)
+                        useless[at] += (slope == 0).all(1) | ~slope.isfinite().all(1)
+            seen.append(torch.stack([margin.double(), wrong.double(), useless.double()], 1))
         return torch.cat(seen)
 
-    margin, wrong, blind = team.by_row(look, torch.arange(len(attacked.x), device="cpu")).unbind(1)
-    return margin, wrong.bool(), blind.bool()
+    margin, wrong, useless = team.by_row(look, torch.arange(len(attacked.x), device="cpu")).unbind(1)
+    return margin, wrong.bool(), useless.long()
 
 
 def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: int, random: bool, team: Team) -> int:
@@ -151,27 +172,32 @@ def raised(
     gradients_only: Mapping[str, bool],
     training: bool,
     blocked: Sequence[str],
-    blind: int,
+    useless: Tensor,
     lost: int,
+    missing: Sequence[str],
     doubt: str | None,
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each.
 
     gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
-    training: whether the model was in train mode.  blocked: attacks left out.  blind: rows without a gradient.
-    lost: errors that did not come back at the end.  doubt: about the box.
+    training: whether the model was in train mode.  blocked: attacks left out.  useless: as of `clean_pass`.
+    lost: errors that did not come back at the end.  missing: attacks made for votes that did not run on one.
+    doubt: about the box.
     """
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
-    some = f"zero or NaN gradients: at {blind} of {len(state.verdict)} rows, where white-box attacks are blind"
+    flat, dark = (int((useless == kind).sum()) for kind in (1, 2))
+    some = "zero or NaN gradients: at {} of {} rows, where {}".format
     taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
     beaten, left = _beaten(state, gradients_only)
     flags = {
         doubt or "": doubt,
         "model left in train mode: it was evaluated in eval mode": training,
-        none + (f": {', '.join(blocked)} left out" if blocked else ""): not probe.differentiable,
-        some: probe.differentiable and blind,
+        none + (f": {', '.join(blocked)} left out" if blocked else ""): probe.blind == 2,
+        some(dark, len(useless), "white-box attacks are blind"): dark and probe.blind < 2,
+        some(flat, len(useless), "attacks by gradients follow a surrogate"): flat,
+        f"votes of parts without an attack made for them: {', '.join(missing)} did not run": missing,
         f"random outputs: two forward passes differ, and {lost} errors did not come back at the end": probe.random,
         "softmaxed outputs: rows are non-negative and sum to 1, gradients may vanish; give logits": probe.softmaxed,
         f"{taken}; they count as standing": refuted,
