@@ -197,7 +197,7 @@ def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.Captu
     assert broken["value"] == 0 < broken["n"]
     words[1] = str(ran / "copies")
     assert main([*words, "--unit", "pixel", "--challenge"]) == 1
-    assert "its certificates hold with a probability alone" in capsys.readouterr().err
+    assert "whose certificates hold with a probability alone" in capsys.readouterr().err
 
 
 BASE = 'base = { name = "cnn", widths = [6, 8], hidden = [9] }\n'
