@@ -2,9 +2,9 @@
 
     python benchmarks/peers.py --out results/bench-peers-cpu.json
 
-Each script is what a user of the tool writes, with its defaults, given ``model``, ``images`` in [0, 1] and ``labels``,
-for a share that has been checked: changed pixels, range and answers. Tools that are not installed are left out; see
-peers.txt.
+Each script is what a user of the tool writes, given ``model``, ``images`` in [0, 1] and ``labels``, for a share whose
+points have been checked: changed pixels, range and answers. Settings are the tool's defaults unless the name says
+otherwise. Tools that are not installed are left out; see peers.txt.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ ball = ell0.L0Ball.of(images, 3, unit="pixel")
 evaluation = ell0.evaluate(model, images, labels, ball)
 robust = evaluation.robust_accuracy
 """,
-    "ell0, sparse_rs alone": """
+    "ell0, sparse_rs": """
 import ell0
 ball = ell0.L0Ball.of(images, 3, unit="pixel")
 evaluation = ell0.evaluate(model, images, labels, ball, ["sparse_rs"])
+robust = evaluation.robust_accuracy
+""",
+    "ell0, sparse_rs, 200 queries": """
+from functools import partial
+import ell0
+ball = ell0.L0Ball.of(images, 3, unit="pixel")
+quick = {"sparse_rs": partial(ell0.attacks.sparse_rs, queries=200)}
+evaluation = ell0.evaluate(model, images, labels, ball, quick)
 robust = evaluation.robust_accuracy
 """,
     "foolbox, PointwiseAttack": f"""
