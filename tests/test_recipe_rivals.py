@@ -222,7 +222,7 @@ CERTIFIED = 'what = "certified_accuracy"\n'
         ("budgets = [1, 2]", 'budgets = "k"', "measure 2: budgets must be a list for parts, which has no k, got 'k'"),
         ("epochs = 10\n", "epochs = 10\ntrades = { budget = 2 }\n", "must have neither certified nor trades for votes"),
         (CERTIFIED, 'what = "worst_case"\n', "classifiers must be without copies, whose votes have no gradient"),
-        (CERTIFIED, 'what = "robust_accuracy"\nattack = "sparse_pgd"\n', "without copies, whose votes have no gradient"),
+        (CERTIFIED, 'what = "robust_accuracy"\nattack = "sparse_pgd"\n', "copies, whose votes have no gradient"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old: str, new: str, message: str) -> None:
