@@ -238,8 +238,9 @@ def test_a_large_budget_grows_in_sets() -> None:
 def test_the_best_candidate_stays_and_no_swap_does_harm() -> None:
     g = Generator().manual_seed(0)
     net, x = hidden(nn.Linear(30, 60), g), torch.rand(60, 30, generator=g, dtype=torch.float64) * 2 - 1
-    net.append(nn.Linear(4, 3).double()).requires_grad_(False)
-    net[-1].bias.copy_(torch.tensor([900.0, 0.0, 0.0]))  # no row falls, so that all candidates are tried
+    last = nn.Linear(4, 3).double()
+    last.bias.data = torch.tensor([900.0, 0.0, 0.0], dtype=torch.float64)  # no row falls: all candidates are tried
+    net.append(last)
     y = torch.zeros(60, dtype=torch.int64)
     for budget in (1, 3):
         with Victim(net, x, y, L0Ball(budget, low=-3.0, high=3.0)) as victim:
