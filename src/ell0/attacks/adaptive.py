@@ -25,7 +25,7 @@ _INSIDE = 0.999  # of the way from one threshold of a mask to the other: values 
 
 
 @attack(
-    white_box=True, gradients_only=False, random=True, cascade=3,
+    white_box=True, gradients_only=False, truncation=True, random=True, cascade=3,
     cheap={"queries": 24, "candidates": 2}, strong={"queries": 600},
 )  # fmt: skip
 def adaptive(

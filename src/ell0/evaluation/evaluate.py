@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attacks import ATTACKS, AttackResult, declared
 from ..attacks.contract import Victim
@@ -23,7 +23,7 @@ from ..results import CLEAN, Share
 from ..threat import L0Ball
 from ..wrapping import Model, as_rows, batches, wrap
 from .evaluation import Evaluation, percent
-from .flags import PROBED, Attacked, Probe, check_claims, clean_pass, raised, unfounded
+from .flags import PROBED, Attacked, Probe, Ran, check_claims, clean_pass, raised, unfounded
 from .identity import of_attack, of_model, of_value
 from .state import State, compact
 
@@ -160,10 +160,6 @@ def evaluate(
     if not found:
         raise ValueError("x must have at least one row, got no batch")
     state, probe, ran = State.joined([one.state for one in found]), found[0].probe, found[0].attacks
-    # A white-box attack that is not declared is taken for one that uses gradients only.
-    said = {name: declared(entry.attack) for name, entry in ran.items()}
-    gradients_only = {name: own.gradients_only if own else ran[name].white_box for name, own in said.items()}
-    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
     blocked = [name for name in entries if name not in ran]
     doubts = [one.doubt for one in found]
     outside = next((doubt for doubt in doubts if doubt and doubt.startswith("clean")), None)
@@ -174,10 +170,11 @@ def evaluate(
         seconds=tuple(state.seconds.tolist()),
         units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
         flags=raised(
-            probe, state, gradients_only, training, blocked, sum(one.blind for one in found),
-            sum(one.lost for one in found), outside or (doubts[0] if all(doubts) else None),
+            model, probe, state, {name: Ran.of(entry.attack, entry.white_box) for name, entry in ran.items()}, blocked,
+            sum(one.blind for one in found), sum(one.lost for one in found),
+            outside or (doubts[0] if all(doubts) else None),
         ),
-        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
+        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried", "late")},
     )  # fmt: skip
 
 
