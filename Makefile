@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 WITH_TOOLS := $(VENV)/.with-tools
 
-.PHONY: setup run dist test test-full test-gpu lint bench bench-attacks clean
+.PHONY: setup run dist test test-full test-gpu test-peers lint bench bench-attacks clean
 setup: $(WITH_TOOLS)
 
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
@@ -42,6 +43,13 @@ test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton a
 	PYTHONPATH=src $(PYTHON) tests/gpu_checks.py
 	PYTHONPATH=src $(PYTHON) tests/gpu_train_checks.py
 
+# Without their dependencies: some want torchvision, which nothing here uses.
+test-peers:  ## the adapters on the libraries themselves, at the versions of peers.txt; not part of CI
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest hypothesis
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r peers.txt
+	ELL0_PEERS=1 $(PEERS)/bin/python -m pytest tests/test_adapters.py
+
 bench: setup  ## times of the truncated layer on this machine
 	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
 	$(BIN)/python tools/tables.py
@@ -54,4 +62,4 @@ bench-attacks: setup  ## the attacks beside their peers; REFERENCE=rs_attacks.py
 	$(BIN)/python tools/figures.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/ell0/ops/_kernel*.so
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/ell0/ops/_kernel*.so

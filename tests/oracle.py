@@ -1,11 +1,13 @@
 """Models whose answer for a row does not depend on the rest of the batch, and the optimum on linear ones."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
 from ell0 import L0Ball
+from ell0.certify import Partition, PartVote, Rule
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -30,6 +32,26 @@ def network(features: int, classes: int = 3, seed: int = 0) -> nn.Sequential:
     return nn.Sequential(
         Sums(features, 8, seed), nn.BatchNorm1d(8).double(), nn.Tanh(), nn.Dropout(0.5), Sums(8, classes, seed + 2)
     ).eval()
+
+
+class PartSums(nn.Module):
+    """A network of parts of a vote, of this many numbers."""
+
+    def __init__(self, parts: int, numbers: int, classes: int = 3, seed: int = 0) -> None:
+        super().__init__()
+        self.first, self.last = Sums(numbers + parts, 6, seed), Sums(6, classes, seed + 2)
+        self.register_buffer("places", 2 * torch.eye(parts, dtype=torch.float64))
+
+    def forward(self, parts: Tensor, place: Tensor) -> Tensor:
+        seen = torch.cat((parts.flatten(1).double(), self.get_buffer("places")[place]), 1)
+        logits: Tensor = 4 * self.last(torch.tanh(3 * self.first(seen)))
+        return logits
+
+
+def vote(shape: Sequence[int], parts: int, classes: int = 3, seed: int = 0, rule: Rule = "duel") -> PartVote:
+    partition = Partition.dealt(shape, parts)
+    numbers = partition.index[0].numel() * (shape[0] if len(shape) == 3 else 1)
+    return PartVote(PartSums(parts, numbers, classes, seed), partition, rule=rule).eval()
 
 
 class Linear(Protocol):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -19,9 +19,10 @@ import ell0
 from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult
+from ell0.certify import Rule
 from ell0.common import Step
 from ell0.threat import Unit
-from oracle import Sums, margins, network, optimum, random
+from oracle import Sums, margins, network, optimum, random, vote
 
 inf, nan = math.inf, math.nan
 SHAPES: list[tuple[Unit, tuple[int, ...]]] = [("feature", (12,)), ("feature", (3, 2, 2)), ("pixel", (3, 3, 4))]
@@ -157,11 +158,15 @@ def test_a_result_is_what_it_says(name: str, unit: Unit, shape: tuple[int, ...],
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, Tensor]:
-    """Boxes of every shape, frozen numbers, any budget; and row ids."""
+    """Networks and votes of parts, boxes of every shape, frozen numbers, any budget; and row ids."""
     unit, shape = draw(st.sampled_from([*SHAPES, ("feature", (1,)), ("pixel", (2, 1, 3))]))
     n, dtype = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([torch.float32, torch.float64]))
     budget, seed = draw(st.integers(0, math.prod(shape[-2:] if unit == "pixel" else shape))), draw(st.integers(0, 1000))
     p = problem(unit, shape, n, budget=budget, targeted=draw(st.booleans()), dtype=dtype, seed=seed)
+    if rule := draw(st.sampled_from([None, *get_args(Rule)])):
+        model = vote(shape, min(4, math.prod(shape[-2:])), seed=seed, rule=rule)
+        y = (model(p.x).argmax(1) + (torch.arange(n) % 5 == 3)) % 3
+        p = replace(p, model=model, y=y, target=None if p.target is None else (y + 1) % 3)
     generator = Generator().manual_seed(draw(st.integers(0, 1000)))
 
     def numbers(kind: str) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from balls import within_one
 from certify_cases import Case, add_up, attacks, bound, cases, data, few, layers, least_margins, numbers, sets, small
-from ell0 import L0Ball, certify
+from ell0 import L0Ball, certify, models
 from ell0.certify import propagate
 from ell0.certify.certificates import climb
 from ell0.certify.first_layer import slack
@@ -391,3 +391,14 @@ def test_the_model_is_left_as_it_was() -> None:
     certify.radius(model, x, y)
     assert all(p.requires_grad and p.grad is None and p.dtype == torch.float32 for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_radius_is_the_same_in_inference_mode() -> None:
+    torch.manual_seed(0)
+    model = models.mlp(3, in_features=16, hidden=(8,), classes=3).eval()
+    x = torch.randn(9, 16)
+    y, ball = model(x).argmax(1), L0Ball(2, low=-4.0, high=4.0)
+    expected = certify.radius(model, x, y), *certify.bounds(model, x, ball)
+    with torch.inference_mode():
+        found = certify.radius(model, x, y), *certify.bounds(model, x + 0, ball)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import sparse
+from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
-from ell0.theory import NotAttainableError, TruncatedLinearClassifier
+from ell0.theory import NotAttainableError, TruncatedLinearClassifier, certified_scorer
 from ell0.theory.solver import evaluate
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +37,7 @@ def margin(model: TruncatedLinearClassifier, x: Floats, own: int) -> Floats:
     duels = []
     for other in set(range(classes)) - {own}:
         terms = np.sort(x * (weight[own] - weight[other]), 1)
-        kept = terms[:, model.k : terms.shape[1] - model.k]
+        kept = terms[:, model.k_ : terms.shape[1] - model.k_]
         duels.append(kept.sum(1) + shift[own] - shift[other])
     lowest: Floats = np.min(duels, 0)
     return lowest
@@ -74,7 +76,7 @@ def test_margin_and_radius_equal_enumeration(case: str, classes: int, zero_weigh
         if model.features == "add":
             x = (x != 0).astype(float)
         label = rng.integers(0, classes, 4)
-        most = model.k if model.features == "any" else 3
+        most = model.k_ if model.features == "any" else 3
         answer = model.predict(x)
         radius = np.full(4, -1)
         for budget in range(most + 1):
@@ -244,8 +246,53 @@ def test_random_state_chooses_the_rows_held_out() -> None:
 
 
 def test_scikit_learn_contract() -> None:
-    # its rows have as few as two features, so no k but 0 fits them
-    check_estimator(TruncatedLinearClassifier(k=0), on_skip=None)
+    check_estimator(TruncatedLinearClassifier(), on_skip=None)
+
+
+def test_the_default_fits_any_rows() -> None:
+    """Flowers, few features, many, labels that nothing tells; k is as large as they bear."""
+    x, y = load_iris(return_X_y=True)
+    model = TruncatedLinearClassifier().fit(x, y)
+    assert (model.k_, model.budget_) == (1, 1)
+    assert model.score(x, y) > 0.85
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 300)
+    for d, k in ((1, 0), (2, 0), (8, 2), (40, 5)):
+        x = rng.normal(size=(300, d)) + (2 * y[:, None] - 1)
+        model = TruncatedLinearClassifier().fit(x, y)
+        assert model.k_ == k
+        assert model.score(x, y) > 0.75
+    model = TruncatedLinearClassifier().fit(rng.normal(size=(300, 3)), y)
+    assert model.k_ == 0
+    x = (rng.random((300, 30)) < 0.2 + 0.5 * y[:, None]).astype(float)
+    model = TruncatedLinearClassifier(features="add", budget=2).fit(x, y)
+    assert (model.k_, model.budget_) == (0, 2)
+    assert TruncatedLinearClassifier(budget=3).fit(x, y).k_ == 3
+
+
+def test_the_default_is_no_k_at_which_a_constant_answer_is_as_good() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.random(300) < 0.35
+    x = rng.normal(size=(300, 12)) + np.where(y, 0.5, -0.5)[:, None]
+    assert TruncatedLinearClassifier(k=2).fit(x, y).score(x, y) == (~y).mean()
+    model = TruncatedLinearClassifier().fit(x, y)
+    assert model.k_ == 1
+    assert certified_scorer(1)(model, x, y) > (~y).mean()
+
+
+def test_grid_search_chooses_k_by_certified_accuracy() -> None:
+    rng = np.random.default_rng(1)
+    y = rng.choice(["cat", "dog"], 300)
+    x = rng.normal(size=(300, 20)) + 0.7 * (2 * (y[:, None] == "dog") - 1)
+    search = GridSearchCV(TruncatedLinearClassifier(), {"k": [0, 1, 3]}, scoring=certified_scorer(1), cv=3).fit(x, y)
+    assert search.best_params_ == {"k": 3}
+    assert search.cv_results_["mean_test_score"][0] == 0  # nothing is proven without truncation
+    model = search.best_estimator_
+    proven = (model.certified_radius(x) >= 1) & (model.predict(x) == y)
+    assert certified_scorer(1)(model, x, y) == proven.mean() > 0.5
+    assert certified_scorer(0)(model, x, y) == model.score(x, y)
+    with pytest.raises(ValueError, match="budget must be an int >= 0, got -1"):
+        certified_scorer(-1)
 
 
 def test_too_few_iterations_and_a_budget_that_is_not_attainable() -> None:

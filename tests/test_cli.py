@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from cyclopts import App
-from rich.console import Console
 
 from ell0 import __version__
 from ell0.cli import app, main, options
@@ -87,12 +86,10 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_for_each_stage_elsewhere(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     written = io.StringIO()
-
-    def console(stderr: bool, quiet: bool) -> Console:
-        assert stderr
-        return Console(file=written, quiet=quiet, force_terminal=terminal, width=80)
-
-    monkeypatch.setattr("rich.console.Console", console)
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     steps = Step("rows [b]", 3, 9), Step("queries", 1, stage=Step("rows", 3, 9))
     for quiet in (True, False):
         assert written.getvalue() == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,22 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def test_tables_are_those_of_the_results_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("commit", [None, "0123456789ab-dirty"])
+def test_results_of_a_dirty_tree_are_refused(
+    commit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    for each in recipe.names():
+        replace(made_up(each), commit=commit).save(tmp_path / "results" / f"{each}.json")
+    assert tables.main(["mnist-abs"]) == 2
+    assert f"must name a clean commit, got {commit}" in capsys.readouterr().err
+
+
+def test_every_results_file_is_of_a_clean_commit_or_listed() -> None:
+    for path in (ROOT / "results").glob("*.json"):
+        tables.clean_results(path.stem)
 
 
 def test_figures_are_those_of_the_results_files() -> None:
@@ -79,7 +96,7 @@ def made_up(name: str) -> Results:
     plan = recipe.load(name)
     keys = [*plan.asked(), *({**key, "unit": "seconds"} for key in plan.times())]
     rows = {json.dumps(key): Measurement.of(**key, value=0.5, n=100, low=0.4, high=0.6) for key in keys}
-    return Results(name, f"ell0 run {name}", device="a machine", rows=[*rows.values()])
+    return Results(name, f"ell0 run {name}", commit="0123456789ab", device="a machine", rows=[*rows.values()])
 
 
 def test_what_the_page_of_the_paper_names_exists() -> None:

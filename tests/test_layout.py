@@ -17,8 +17,8 @@ import ell0
 PACKAGE = Path(ell0.__file__).parent
 ROOMS = [
     "common", "files", "threat", "ops", "nn", "wrapping", "models", "part_networks", "synthesis", "data", "attacks",
-    "results",
-    "parallel", "precision", "evaluation", "train", "certify", "theory", "recipe", "report", "export", "cli",
+    "results", "parallel", "precision", "evaluation", "adapters", "train", "certify", "theory", "recipe", "report",
+    "export", "cli",
 ]  # fmt: skip
 FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 

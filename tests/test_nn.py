@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -215,3 +216,28 @@ def test_input_scale_shows_its_ends_and_refuses_wrong_ones() -> None:
         message = f"low must be below high, by a float32 number, got low={low!r} and high={high!r}"
         with pytest.raises(ValueError, match=re.escape(message)):
             InputScale(low, high)
+
+
+def test_threads_share_what_is_prepared() -> None:
+    """Whichever leaves first, the last one takes it away; gradients work beside a thread in inference mode."""
+    layer, x = TruncatedLinear(30, 8, k=3), torch.randn(4, 30)
+    first, second = prepared(layer), prepared(layer)
+    with torch.inference_mode():
+        first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    layer(x).sum().backward()
+    second.__exit__(None, None, None)
+    assert layer._prepared is None
+    with torch.no_grad():
+        layer.weight += 1.0
+    layer(x)
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            with prepared(layer):
+                layer(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert (layer._prepared, layer._users) == (None, 0)

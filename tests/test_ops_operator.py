@@ -348,3 +348,40 @@ def test_other_bad_arguments_are_named() -> None:
         trimmed_linears(**GOOD, counts=[])
     with pytest.raises(ValueError, match=r"weight must have shape \(out, in\), got \(20,\)"):
         prepare(torch.ones(20))
+
+
+def test_the_registered_operator_refuses_what_would_lead_out_of_its_arrays() -> None:
+    x, weight, bias = torch.randn(5, 40), torch.randn(7, 40), torch.randn(7)
+    made = prepare(weight)
+    arrays = made.order, made.ranked, made.bound
+    call = torch.ops.ell0.trimmed_linear
+    out, *kept = call(x, weight, bias, *arrays, [2, 3], True)
+    torch.testing.assert_close(out[0], trimmed_linear(x, weight, bias, top=2, bottom=3))
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        ("bias must have shape", (x, weight, bias[:3], *arrays, [2, 3], True)),
+        ("x must have shape", (x[:, :39], weight, bias, *arrays, [2, 3], True)),
+        ("x must have shape", (x[0], weight, bias, *arrays, [2, 3], True)),
+        (r"top \+ bottom must be smaller", (x, weight, bias, *arrays, [20, 20], True)),
+        ("top must be >= 0", (x, weight, bias, *arrays, [-1, 3], True)),
+        ("counts be pairs", (x, weight, bias, *arrays, [1, 2, 3], True)),
+        ("counts be pairs", (x, weight, bias, *arrays, [], True)),
+    ]
+    if made.order.numel():
+        cases += [
+            ("order must lie in", (x, weight, bias, made.order + 10**6, *arrays[1:], [2, 3], True)),
+            ("order must lie in", (x, weight, bias, made.order - 1, *arrays[1:], [2, 3], True)),
+            ("its order must be", (x, weight, bias, made.order[:3], *arrays[1:], [2, 3], True)),
+        ]
+    for said, given in cases:
+        with pytest.raises(ValueError, match=said):
+            call(*given)
+    back = torch.ops.ell0.trimmed_linear_backward
+    right: list[Any] = [torch.ones_like(out), x, weight, made.order, made.bound, *kept, True, True]
+    back(*right)
+    wrong: list[tuple[str, int, Tensor]] = [("grad must be", 0, right[0][:, :3])]
+    wrong += [("cuts must be", 5, kept[0][..., :-1]), ("ties must be", 6, kept[1][..., :-1])]
+    wrong += [("walked must be", 7, kept[2].new_zeros(1, 3))]
+    wrong += [("walked must lie in", 7, kept[2] + 10**6)] if kept[2].numel() else []
+    for said, place, tensor in wrong:
+        with pytest.raises(ValueError, match=said):
+            back(*right[:place], tensor, *right[place + 1 :])

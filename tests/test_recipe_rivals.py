@@ -192,8 +192,12 @@ def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.Captu
         assert row["value"] == run.find(what="certified_accuracy", classifier="parts", budget=budget)["value"]
         assert row["forwards"] == 5
         assert row["rounding"] > 0
-    assert main([*words, "--challenge"]) == 1
-    assert "certifies by votes, which have no gradient" in capsys.readouterr().err
+    assert main([*words, "--unit", "pixel", "--challenge", "--queries", "20", "--steps", "5", "--json"]) == 0
+    broken = next(row for row in json.loads(capsys.readouterr().out)["rows"] if row["what"] == "certificates_broken")
+    assert broken["value"] == 0 < broken["n"]
+    words[1] = str(ran / "copies")
+    assert main([*words, "--unit", "pixel", "--challenge"]) == 1
+    assert "its certificates hold with a probability alone" in capsys.readouterr().err
 
 
 BASE = 'base = { name = "cnn", widths = [6, 8], hidden = [9] }\n'

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ell0.certify import Partition, PartVote, VoteObjective
 from ell0.cli import main
 from ell0.part_networks import PartCNN, PartMLP
 from ell0.recipe import models as models_of_recipes
+from ell0.recipe.measuring import Subject
 from ell0.results import Results
 from ell0.train import load_checkpoint
 from small_training import Killed
@@ -133,6 +135,13 @@ def test_clean_certified_and_attacked_figures_are_those_of_the_model(ran: Path) 
     worst = results.find(attack="worst case", classifier="grids")
     assert 0.2 < worst["certified"] <= worst.value
     assert "grids" in report.page([ran])
+
+
+def test_a_call_on_a_gpu_holds_fewer_rows_of_a_vote(ran: Path, tmp_path: Path) -> None:
+    """Of 128 parts, both ways round, a call makes 256 pictures of each row."""
+    rows = Mock(is_cuda=True)
+    for model, batch in ((Mock(spec=[]), 16384), (Mock(passes=256), 256), (trained(ran, "grids"), 4096)):
+        assert Subject(model, rows, rows, 0, tmp_path).batch == batch
 
 
 def test_a_killed_run_ends_with_the_same_figures(ran: Path, tmp_path: Path) -> None:

@@ -96,6 +96,13 @@ def test_the_halves_differ_in_whose_values_move() -> None:
     unprojected, projected = torch.cat(seen[11:31]), torch.cat(seen[41:61])
     assert (unprojected[unprojected != 0] == -100).all()
     assert (projected[projected != 0] > -100).any()
+    for gradient, corners in (("unprojected", True), ("projected", False)):
+        seen.clear()
+        sparse_pgd(model, x, y, L0Ball(4, low=-100.0, high=100.0), steps=60, gradient=gradient)  # type: ignore[arg-type]
+        for part in (torch.cat(seen[11:31]), torch.cat(seen[31:61])):
+            assert bool((part[part != 0] == -100).all()) == corners
+    with pytest.raises(ValueError, match="gradient must be one of 'both', 'unprojected', 'projected', got 'none'"):
+        sparse_pgd(model, x, y, within_one(1), gradient="none")  # type: ignore[arg-type]
 
 
 def test_a_step_costs_a_forward_and_a_backward() -> None:

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 import chromium
 from ell0 import report, theory
 from ell0.cli import main
-from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, OPTIMAL, OPTIMAL_CHOSEN, OURS, PLAIN, Results
+from ell0.results import CHOSEN, CLIPPED, EQUAL, HARDENED, MONOTONE, OPTIMAL, OPTIMAL_CHOSEN, OURS, PLAIN, Results
 from ell0.theory import Mixture, NotAttainableError, bounds, mixture_figures, robust_errors, weights
-from ell0.theory.malware_figures import Detector, ProgramTable
+from ell0.theory.malware_figures import Detector, ProgramTable, _monotone
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,33 @@ def test_ours_is_evaded_less(mine: Results) -> None:
         assert mine.find(what="false_positive_rate", classifier=name)["low"] <= 0.05
 
 
+def test_no_addition_evades_weights_of_at_least_0(mine: Results) -> None:
+    monotone, plain = curve(mine, MONOTONE), curve(mine, PLAIN)
+    assert len(set(monotone)) == 1
+    assert plain[0] <= monotone[0] < plain[15]
+    assert mine.find(what="median_radius", classifier=MONOTONE).value == 42
+
+
+def test_weights_of_at_least_0_are_those_of_least_loss() -> None:
+    """The conditions of an optimum, which is unique, with the gradient by differences; it has weights at the bound."""
+    table, penalty = programs(300), 0.5
+    x, sign = table.x.astype(float), np.where(table.malware, 1.0, -1.0)
+    weight, intercept = _monotone(sparse.csr_matrix(x), table.malware, penalty)
+
+    def loss(params: npt.NDArray[np.float64]) -> float:
+        losses = np.logaddexp(0, -sign * (x @ params[:-1] + params[-1]))
+        return float(penalty * losses.sum() + (params[:-1] ** 2).sum() / 2)
+
+    params = np.append(weight, intercept)
+    steps = 1e-5 * np.eye(len(params))
+    slope = np.array([(loss(params + step) - loss(params - step)) / 2e-5 for step in steps])
+    assert (weight >= 0).all()
+    assert 10 < (weight > 0).sum() < 32
+    np.testing.assert_allclose(slope[params > 0], 0, atol=0.02)
+    assert (slope[:-1][weight == 0] > -0.02).all()
+    assert abs(slope[-1]) < 0.02
+
+
 def test_nothing_is_chosen_on_the_test_split(mine: Results) -> None:
     table = programs(1_500).distinct()
     test = np.random.default_rng(0).permutation(len(table.x))[len(table.x) * 4 // 5 :]
@@ -204,6 +233,7 @@ def test_thresholds_are_set_on_the_validation_split() -> None:
     harmless = table.x[validation][~table.malware[validation]]
     answers = detector.at_rate(harmless, 0.05).score(table.x[test]) > 0
     assert found["value"] == (answers == table.malware[test]).mean()
+    assert curve(results, MONOTONE)[15] > curve(results, PLAIN)[0]  # it may not use what tells harmless rows
 
 
 def test_accuracy_is_given_up_only_as_far_as_the_cost() -> None:
@@ -351,7 +381,10 @@ def test_pages_show_every_figure_with_its_interval(small: Results, mine: Results
     text = pages["malware-mine"].read_text()
     for row in mine.select(what="evasion"):
         assert f"{100 * row['value']:.1f}" in text
-    assert all(words in text for words in (PLAIN, HARDENED, OURS, "k is 0: nothing is truncated"))
+    assert all(
+        words in text
+        for words in (PLAIN, HARDENED, MONOTONE.replace(">", "&gt;"), OURS, "k is 0: nothing is truncated")
+    )
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from tables import clean_results
 
 from ell0.report import charts
 from ell0.report.charts import Axis, Chart, ChartPoint, Series
-from ell0.results import WORST_CASE, Results
+from ell0.results import WORST_CASE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {{ 268 + 20 * chart.series | length }}" width="480">
@@ -35,7 +36,7 @@ FILE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {{ 268 + 20 *
 
 def points(file: str, classifiers: list[str], budgets: tuple[int, ...], **which: Any) -> list[ChartPoint]:
     """The mean share over some classifiers at each budget, and at 0 the clean accuracy."""
-    results = Results.load(ROOT / "results" / f"{file}.json")
+    results = clean_results(file)
     asked = {0: {"what": "clean_accuracy"}} | {m: {"budget": m, **which} for m in budgets}
     shares = {
         m: statistics.mean(results.find(classifier=name, **what).value for name in classifiers)
@@ -61,7 +62,7 @@ def mnist() -> str:
 
 def swept(file: str, lines: dict[str, list[str]]) -> str:
     """Sparse-RS over budgets, with the paper's points.  lines: words -> the classifiers at the budgets 0, 1, 2, ..."""
-    results, series = Results.load(ROOT / "results" / f"{file}.json"), []
+    results, series = clean_results(file), []
     for style, (words, names) in enumerate(lines.items()):
         rows = results.select(what="clean_accuracy", classifier=names[0])
         attacked = {"what": "robust_accuracy", "attack": "sparse_rs"}

@@ -20,6 +20,8 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     """Returns value as an int if it is one, or numpy's, and >= least; raises a ValueError that names it otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be less than 2**63, got {value!r}")
     return int(value)
 
 

@@ -33,6 +33,7 @@ EQUAL, OPTIMAL = "Bayes weights, k = m", "best weights, k = m"
 CHOSEN, OPTIMAL_CHOSEN, CLIPPED = "Bayes weights, k chosen", "best weights, k chosen", "clipped"
 """The classifiers of `ell0 theory`, as its rows and its page name them."""
 PLAIN, HARDENED, OURS = "logistic regression", "logistic regression, C against evasion", "TruncatedLinearClassifier"
+MONOTONE = "logistic regression, weights >= 0"
 """The detectors of `ell0 theory malware`."""
 
 Row = dict[str, Any]
@@ -227,6 +228,10 @@ def _read(number: int, row: Row) -> Measurement:
         kind, words = _TYPES.get(key, (object, ""))
         if not isinstance(value, kind):
             raise ValueError(f"{key} of row {number} must be {words}, got {value!r}")
+    if not all(isinstance(count, int) for count in row.get("decided", {}).values()):
+        raise ValueError(f"decided of row {number} must hold numbers, got {row['decided']!r}")
+    if not all(isinstance(flag, str) for flag in row.get("flags", ())):
+        raise ValueError(f"flags of row {number} must be texts, got {row['flags']!r}")
     return Measurement.of(**row)
 
 

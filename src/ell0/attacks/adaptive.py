@@ -1,10 +1,11 @@
-"""An attack that knows the defence: it searches coordinates and values where truncation leaves a way in."""
+"""An attack that knows the defence: it searches coordinates and values where truncation or a vote leaves a way in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from ..nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
+from .parts import PartSearch
 from .sparse_rs import Search
+from .surrogate import Vote
 
 __all__ = ["adaptive"]
 
@@ -25,8 +28,8 @@ _INSIDE = 0.999  # of the way from one threshold of a mask to the other: values 
 
 
 @attack(
-    white_box=True, gradients_only=False, truncation=True, random=True, cascade=3,
-    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600},
+    white_box=True, gradients_only=False, random=True, cascade=3,
+    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600}, knows_truncation=True, knows_votes=True,
 )  # fmt: skip
 def adaptive(
     model: Model,
@@ -50,7 +53,8 @@ def adaptive(
     a random search from there. An element-wise mask (`InputTruncation`) sets extremes to 0, so there the values just
     inside its thresholds are tried too. The gradient scores a model without such a layer at its input (behind an
     `InputClamp` and an `InputScale` at most), or with a way around that layer. Behind a clamp a value beyond it is
-    scored as the end of it.
+    scored as the end of it. Of a vote of parts each query tries a unit in every part, and the best units of the best
+    parts change (`PartSearch`): three quarters of the queries, before the random search.
 
     Args:
         queries: for each row; a backward pass counts one.
@@ -60,12 +64,16 @@ def adaptive(
     check_count("queries", queries)
     check_count("candidates", candidates)
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
-        if ball.budget:
-            scorer = _scorer(victim)
-            greedy = _Greedy(victim, scorer, candidates, queries)
-            greedy.grow()
-            greedy.swap()
-            search = Search(victim, box=scorer.inner, first=_SEARCH, start=victim.x_best, limit=queries)
+        if ball.budget and len(victim.standing):
+            vote, inner = _vote(victim), None
+            if vote is not None and queries > 8:
+                PartSearch(victim, *vote).run(3 * queries // 4)
+            else:
+                scorer = _scorer(victim)
+                inner, greedy = scorer.inner, _Greedy(victim, scorer, candidates, queries)
+                greedy.grow()
+                greedy.swap()
+            search = Search(victim, box=inner, first=_SEARCH, start=victim.x_best, limit=queries)
             left = queries - victim.queries[victim.standing]
             for _ in victim.while_standing(range(int(left.max()) if len(left) else 0), "adaptive, searching"):
                 search.step(1)
@@ -180,6 +188,25 @@ def _scorer(victim: Victim) -> _Scorer:
     return _gradient(victim, clamp)
 
 
+def _vote(victim: Victim) -> tuple[Vote, Callable[[Tensor], Tensor]] | None:
+    """The vote that is the model, and what it sees of points: clamped and scaled at most."""
+    layers = [*victim.model.modules()] if isinstance(victim.model, nn.Module) else []
+    units, some = victim.units(victim.x).shape[2], victim.x[:1]
+    for vote in (layer for layer in layers if isinstance(layer, Vote)):
+        pixels = len(vote.owner)
+        if units != pixels if victim.ball.unit == "pixel" else units % pixels:
+            continue
+        # A clamp may stand before the vote, or in the network of its parts.
+        for clamp in (InputClamp(-math.inf, math.inf), _clamp(victim, layers)):
+            scale = _scale(victim, layers, clamp, cast(nn.Module, vote))
+            if scale is not None:
+                with torch.no_grad():
+                    same = torch.equal(vote.scores(vote.part_logits(scale(clamp(some)))), victim.model(some))
+                if same:
+                    return vote, nn.Sequential(clamp, scale)
+    return None
+
+
 def _clamp(victim: Victim, layers: list[nn.Module]) -> InputClamp:
     """The clamp that all of the input passes; if there is none, one that clamps nothing."""
     for layer in layers:
@@ -192,9 +219,7 @@ def _clamp(victim: Victim, layers: list[nn.Module]) -> InputClamp:
     return InputClamp(-math.inf, math.inf)
 
 
-def _scale(
-    victim: Victim, layers: list[nn.Module], clamp: InputClamp, layer: TruncatedLinear | InputTruncation
-) -> InputScale | None:
+def _scale(victim: Victim, layers: list[nn.Module], clamp: InputClamp, layer: nn.Module) -> InputScale | None:
     """The scale between clamp and layer (if there is none, one that changes nothing).
 
     None if the layer does not see every number, clamped and scaled, exactly once, or if some of the input bypasses it.
@@ -207,7 +232,9 @@ def _scale(
     # A model that tells two samples apart while the layer gives the same output for both has a way around it.
     with layer.register_forward_hook(lambda _, __, output: torch.ones_like(output)):
         alone = _same(victim, sample, -sample)
-    features = layer.in_features if isinstance(layer, TruncatedLinear) else math.prod(layer.features)
+    features = sample.numel()
+    if isinstance(layer, TruncatedLinear | InputTruncation):
+        features = layer.in_features if isinstance(layer, TruncatedLinear) else math.prod(layer.features)
     if not answered or not alone or features != sample.numel() or [len(inputs) for inputs in seen] != [1]:
         return None
     got = seen[0][0].flatten()

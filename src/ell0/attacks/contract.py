@@ -83,6 +83,8 @@ class Victim:
             measured, the nearest is kept, and points with more changed units than the budget are no success. Otherwise
             the attack queries points of the ball only.
         finite: the attack needs a finite box.
+
+    labels: ``(n,)`` int64, those that the attack leads away from; if ``targeted``, those that it leads to.
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class Victim:
         self._ruler = L0Ball(ball.budget, ball.unit, -torch.inf, torch.inf)
         self.low, self.high, self.mutable = (t.expand_as(x) for t in ball.box(x))
         self.model: Model = model if callable(model) else wrap(model)
-        self._target, self._minimal, self._progress = target is not None, minimal, progress
-        self._y, self._labels = y, (y if target is None else target).long()
+        self.targeted, self._minimal, self._progress = target is not None, minimal, progress
+        self._y, self.labels = y, (y if target is None else target).long()
         self._chunk = max(self.n, 512)  # an attack may ask for a row several times at once
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
@@ -124,12 +126,12 @@ class Victim:
                     parameter.requires_grad_(False)
                 stack.enter_context(prepared(self.model))
             logits = self._logits(self.x.clone())
-            for name, labels in (("target" if self._target else "y", self._labels), ("y", self._y)):
+            for name, labels in (("target" if self.targeted else "y", self.labels), ("y", self._y)):
                 out = labels[(labels < 0) | (labels >= logits.shape[1])]
                 if len(out):
                     rule = f"{name} must lie in 0 .. {logits.shape[1] - 1}, the classes of the model"
                     raise ValueError(f"{rule}, got {int(out[0])}")
-            self.margin, self.success = self._judge(logits, self._labels)
+            self.margin, self.success = self.judge(logits, torch.arange(self.n, device=logits.device))
             self.distance = torch.where(self.success, 0, -1)
             self.x_adv, self.x_best = self.x.clone(), self.x.clone()
             self._restore = stack.pop_all()
@@ -162,6 +164,24 @@ class Victim:
     def errs(self, points: Tensor, at: Tensor) -> Tensor:
         """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs as `margins`."""
         return self._learn(points, at, self._logits(points), cost=1)[1]
+
+    def judge(self, logits: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The margins that logits ``(m, classes)`` mean for the rows ``at``, and whether they break: ``(m,)`` each."""
+        labels = self.labels[at]
+        own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+        others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
+        margin = others - own if self.targeted else own - others
+        # A search with nothing to compare would stand still.
+        if not margin.isfinite().all():
+            raise ValueError("model must return finite logits, got an infinite one where it decides the margin")
+        given = logits.argmax(1) == labels
+        return margin, given if self.targeted else ~given
+
+    def ask(self, function: Model, points: Tensor, at: Tensor) -> Tensor:
+        """What another function says of points, perhaps outside the ball; costs as `margins`, and nothing is kept."""
+        self.queries.index_add_(0, at, torch.ones_like(at))
+        with torch.no_grad():
+            return self._in_parts(lambda part: (function(part),), points)[0]
 
     def slopes(
         self,
@@ -196,7 +216,7 @@ class Victim:
                 if behind is not None:
                     stack.enter_context(behind.register_forward_hook(cut))
                 logits = self._ask(leaf)
-                margin = self._judge(logits, self._labels[rows])[0]
+                margin = self.judge(logits, rows)[0]
                 value = (margin if loss is None else loss(logits, margin)).sum()
                 source, leaf = seen[-1]
                 slope = torch.autograd.grad(value, leaf, allow_unused=True)[0] if logits.requires_grad else None
@@ -232,7 +252,7 @@ class Victim:
         success, x_adv, distance = self.success.clone(), self.x_adv.clone(), self.distance.clone()
         if len(claimed):
             # A model whose answer depends on the batch or on chance may take a claim back.
-            wrong = self._judge(self._logits(self.x_adv[claimed]), self._labels[claimed])[1]
+            wrong = self.judge(self._logits(self.x_adv[claimed]), claimed)[1]
             refuted = claimed[~wrong]
             success[refuted], distance[refuted] = False, -1
             x_adv[refuted] = self.x[refuted]
@@ -243,7 +263,7 @@ class Victim:
 
     def _learn(self, points: Tensor, at: Tensor, logits: Tensor, cost: int) -> tuple[Tensor, Tensor]:
         """Counts the queries and keeps what is new. Returns margins and errors, ``(m,)`` each."""
-        every = self._judge(logits, self._labels[at])
+        every = self.judge(logits, at)
         self.queries.index_add_(0, at, torch.full_like(at, cost))
         news = (every[1] | (every[0] < self.margin[at])).nonzero().squeeze(1)
         if not len(news):
@@ -289,17 +309,6 @@ class Victim:
         if not top.isfinite().all():
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
-
-    def _judge(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The margin of each row, and whether it is broken: ``(m,)`` each."""
-        own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
-        others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
-        margin = others - own if self._target else own - others
-        # A search with nothing to compare would stand still.
-        if not margin.isfinite().all():
-            raise ValueError("model must return finite logits, got an infinite one where it decides the margin")
-        given = logits.argmax(1) == labels
-        return margin, given if self._target else ~given
 
 
 def _several(count: int, word: str) -> str:

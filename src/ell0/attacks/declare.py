@@ -28,7 +28,8 @@ class Attack(Generic[P]):
     gradients_only: it uses nothing but gradients. Evaluation raises a flag if a search breaks many rows that it left.
     random: its result depends on the generator.
     cascade: its place in the default evaluation, the cheapest first; None: it is not part of that.
-    truncation: it looks into truncated layers. Evaluation raises a flag for a truncated model that none such attacked.
+    knows_truncation: it looks into truncated layers. Evaluation raises a flag if no such attack runs on them.
+    knows_votes: it looks at the parts of a vote one by one. Evaluation raises a flag if no such attack runs on a vote.
     variants: settings by name. The default evaluation runs each of them, as ``attack_variant``.
     cheap: settings with which tests run it in a moment.
     strong: settings with which it comes within 1.25 of the optimum on linear models; None: it does not.
@@ -41,7 +42,8 @@ class Attack(Generic[P]):
     cascade: int | None
     cheap: Mapping[str, Any]
     strong: Mapping[str, Any] | None
-    truncation: bool = False
+    knows_truncation: bool = False
+    knows_votes: bool = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ MASK_STEP = 0.25  # of the scores, root mean square
 _PATIENCE = 3  # steps without a new set of units before the scores are drawn anew
 _CLOSE = 0.5  # below this margin the loss is the margin itself
 
+Gradient = Literal["both", "unprojected", "projected"]
+
 
 @attack(
     white_box=True, gradients_only=True, random=True, cascade=1,
@@ -30,6 +34,7 @@ def sparse_pgd(
     *,
     steps: int = 100,
     restarts: int = 1,
+    gradient: Gradient = "both",
     generator: torch.Generator | None = None,
     rows: Tensor | None = None,
     target: Tensor | None = None,
@@ -48,6 +53,7 @@ def sparse_pgd(
 
     Args:
         steps: for each row and restart.  restarts: runs from a new start, for the rows that still stand.
+        gradient: ``"both"``, half of the steps each; or one of the two in all steps, as the ensemble sAA has them.
         model, x, y, ball, generator, rows, target, progress: as in `sparse_rs`; the model is differentiable.
 
     Differs from [Zhong24]'s code: each row counts its own patience; where the cross-entropy is the loss, the gradient
@@ -55,10 +61,13 @@ def sparse_pgd(
     """
     check_count("steps", steps)
     check_count("restarts", restarts)
+    if gradient not in get_args(Gradient):
+        raise ValueError(f"gradient must be one of {', '.join(map(repr, get_args(Gradient)))}, got {gradient!r}")
+    first = {"both": (steps + 1) // 2, "unprojected": steps, "projected": 0}[gradient]
     with Victim(model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress) as victim:
         for restart in range(restarts if ball.budget else 0):
             moments = range(restart * steps, (restart + 1) * steps)
-            for projected, part in ((False, moments[: (steps + 1) // 2]), (True, moments[(steps + 1) // 2 :])):
+            for projected, part in ((False, moments[:first]), (True, moments[first:])):
                 _descend(victim, part, projected, targeted=target is not None)
         return victim.result()
 

@@ -5,34 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import InputClamp, InputTruncation, TruncatedLinear
 
-__all__ = ["surrogate_gradients"]
+__all__ = ["Vote", "surrogate_gradients"]
+
+
+@runtime_checkable
+class Vote(Protocol):
+    """A module that adds up what disjoint parts of its input say, as `certify.PartVote`.
+
+    parts: their number.  owner: ``(pixels,)`` int64, the part of each pixel.
+    """
+
+    parts: int
+    owner: Tensor
+    training: bool
+
+    def part_logits(self, x: Tensor, /) -> Tensor:
+        """What each part says: ``(n, parts, classes)``. A pixel changes what its own part says, and nothing else."""
+
+    def scores(self, logits: Tensor, /, *, straight: bool = False) -> Tensor:
+        """``(n, classes)``, from the logits of parts. straight: the same with a gradient to every part."""
+
+    def leads(self, logits: Tensor, y: Tensor, /) -> Tensor:
+        """What each part says for y ``(n,)`` against each class, in [-1, 1]: ``(n, parts, classes)``."""
 
 
 @contextmanager
 def surrogate_gradients(model: object) -> Iterator[None]:
-    """Inside, layers of the model that truncate or clamp give their exact values with another gradient to their input.
+    """Inside, layers that truncate or clamp, and votes, give their exact values with another gradient to their input.
 
         d out[b, o] / d x[b, i] = w[o, i], that of the layer that removes nothing
 
     An `InputTruncation` and an `InputClamp` pass the gradient on unchanged, beyond the ends of the clamp too: from
-    there a number can come back. Parameters keep their ordinary gradients. Nothing changes for a model that is not an
-    ``nn.Module``. Afterwards the layers are as they were; uses may be nested.
+    there a number can come back. Parameters keep their ordinary gradients. A `Vote` in eval mode has a gradient to
+    every part, also to one that can say no more. Nothing changes for a model that is not an ``nn.Module``. Afterwards
+    the layers are as they were; uses may be nested.
     """
     kinds = (TruncatedLinear, InputTruncation, InputClamp)
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    layers = [layer for layer in modules if isinstance(layer, kinds)]
+    layers = [layer for layer in modules if isinstance(layer, (*kinds, Vote))]
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:
             weight = layer.weight.detach() if isinstance(layer, TruncatedLinear) else None
-            layer.__dict__["forward"] = partial(_forward, layer.forward, weight)
+            redirected = partial(_voted, layer) if isinstance(layer, Vote) else partial(_forward, weight)
+            layer.__dict__["forward"] = partial(redirected, layer.forward)
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
@@ -41,7 +64,11 @@ def surrogate_gradients(model: object) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
-def _forward(ordinary: Callable[[Tensor], Tensor], weight: Tensor | None, x: Tensor) -> Tensor:
+def _voted(vote: Vote, ordinary: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return ordinary(x) if vote.training else vote.scores(vote.part_logits(x), straight=True)
+
+
+def _forward(weight: Tensor | None, ordinary: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     # The values come from the ordinary forward, bit for bit, and with them the gradients to its parameters.
     return _Redirect.apply(ordinary(x.detach()), x, weight)  # type: ignore[no-any-return]
 

@@ -152,6 +152,7 @@ class NetworkBounds(Certifier):
         batch = check_count("batch", BATCH if batch is None else batch)
         return Preparation(classes, min(batch, bounder.room(max(classes, min(ball.budget, SWEEP)))), radii)
 
+    @torch.inference_mode(False)
     def bounds(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, Tensor]:
         bounder, reach, classes = self.read(x, ball)
         goals = torch.eye(classes, dtype=torch.float64, device=x.device)

@@ -63,6 +63,7 @@ class Certifier(ABC):
         """Raises ValueError if no certificate exists for these rows within this ball, its budget included."""
         self.prepare(x, ball, Draws(None, torch.arange(len(x), device=x.device)), None)
 
+    @torch.inference_mode(False)  # bounds are made by backward passes
     def radius(
         self,
         x: Tensor,

@@ -9,6 +9,7 @@ touches may be another than it is here, as it is computed in another batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -23,10 +24,21 @@ def scores(logits: Tensor, rule: Rule, tau: float) -> Tensor:
         return tally(logits.argmax(2).T, logits.shape[2]).to(logits.dtype)
     if rule == "run-off":
         return run_off(logits).to(logits.dtype)
+    if rule == "hard":
+        return _worst_duels(logits, lambda gap: gap.sign().sum(1))
+    return _worst_duels(logits, lambda gap: gap.clamp(-tau, tau).sum(1) / tau)
+
+
+def straight_scores(logits: Tensor, tau: float) -> Tensor:
+    """The scores of the duel, up to rounding, with the gradient that they have where no part is clipped."""
+    return _worst_duels(logits, lambda gap: (gap + (gap.clamp(-tau, tau) - gap).detach()).sum(1) / tau)
+
+
+def _worst_duels(logits: Tensor, duel: Callable[[Tensor], Tensor]) -> Tensor:
+    """For each class the least of its duels.  duel: gaps ``(n, parts, classes)`` -> sums over parts."""
     found = []
     for y in range(logits.shape[2]):  # one by one: all pairs at once would take classes times the memory
-        gap = logits[:, :, y : y + 1] - logits
-        duels = gap.sign().sum(1) if rule == "hard" else gap.clamp(-tau, tau).sum(1) / tau
+        duels = duel(logits[:, :, y : y + 1] - logits)
         found.append(torch.cat((duels[:, :y], duels[:, y + 1 :]), 1).amin(1))
     return torch.stack(found, 1)
 

@@ -18,7 +18,7 @@ from ..precision import dense_products
 from ..threat import L0Ball, describe
 from .certifier import Certifier, Preparation
 from .partition import Partition
-from .rules import Rule, radii, score_bounds, scores
+from .rules import Rule, leads, radii, score_bounds, scores, straight_scores
 from .vote_objective import VoteObjective
 
 BATCH = 256  # rows at a time by default
@@ -125,6 +125,18 @@ class PartVote(nn.Module, Certifier):
         both = self._say(torch.cat((x, x.flip(-1))))
         own, mirrored = both.chunk(2)
         return (own + mirrored.index_select(1, self.match)) / 2
+
+    def scores(self, logits: Tensor, *, straight: bool = False) -> Tensor:
+        """The scores ``(n, classes)`` for logits of parts. straight: with the gradient of a duel that clips nothing."""
+        found = scores(logits, self.rule, self.tau)
+        if not straight:
+            return found
+        other = straight_scores(logits, self.tau)
+        return found.detach() + (other - other.detach())
+
+    def leads(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What each part says for y ``(n,)`` against each class, in [-1, 1]: ``(n, parts, classes)``."""
+        return leads(logits, y, self.rule, self.tau, 0.0)
 
     def _say(self, x: Tensor) -> Tensor:
         self._check_shape(x)

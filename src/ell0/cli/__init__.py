@@ -8,6 +8,7 @@ import sys
 from cyclopts import App, CycloptsError, Parameter
 
 from . import attack, certify, data, run, theory
+from .options import tell
 
 __all__ = ["app", "main"]
 
@@ -33,12 +34,12 @@ def main(argv: list[str] | None = None) -> int:
         code = app(words, exit_on_error=False, print_error=True, result_action="return_value")
     except KeyboardInterrupt:
         again = shlex.join(["ell0", *(word for word in words if word != "--fresh")])
-        print(f"interrupted: resume with `{again}`" if words[:1] == ["run"] else "interrupted", file=sys.stderr)
+        tell(f"interrupted: resume with `{again}`" if words[:1] == ["run"] else "interrupted", file=sys.stderr)
         return 130
     except CycloptsError:  # it has printed its message
         return 2
     except (OSError, ValueError, ImportError) as error:
-        print(f"ell0: {error}", file=sys.stderr)
+        tell(f"ell0: {error}", file=sys.stderr)
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1

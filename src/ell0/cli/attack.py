@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import BoxOptions, ModelName, RowOptions, WorkOptions, hand_over, show_progress
+from .options import BoxOptions, ModelName, RowOptions, WorkOptions, hand_over, show_progress, tell
 
 TOO_FEW = 3  # exit code if robust accuracy is below --fail-under
 
@@ -71,7 +71,7 @@ def attack(
             return 0
         results.seconds = round(sum(evaluation.seconds), 1)
         results.rows = evaluation.rows(classifier=loaded.classifier)
-        hand_over(results, subject.out, work, lambda _: print(evaluation))
+        hand_over(results, subject.out, work, lambda _: tell(evaluation))
         loaded.write_page(results, work.quiet, evaluation.x_adv)
         if save_examples is not None:
             rows = {"x_adv": evaluation.x_adv, "x": loaded.x, "y": loaded.y, "distance": evaluation.distance}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import BoxOptions, Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress
+from .options import BoxOptions, Flag, ModelName, RowOptions, WorkOptions, hand_over, show_progress, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +79,10 @@ def certify(
         if not isinstance(network, nn.Module):
             raise ValueError(f"model must be an nn.Module for bounds to pass through it, got {model!r}")
         certifier = certificates.certifier(network)
-        if challenge and certifier.forwards is not None:
-            raise ValueError(f"challenge must be left out for {model!r}: it certifies by votes, which have no gradient")
+        if challenge and certifier.confidence is not None:
+            raise ValueError(
+                f"challenge must be left out for {model!r}, whose certificates hold with a probability alone"
+            )
         ball = L0Ball(0, subject.unit, *(ends or (-math.inf, math.inf)))
         certifier.check(x[:1], replace(ball, budget=max(budgets or [0])))
         most = certifier.limit(x, ball)
@@ -105,7 +107,7 @@ def certify(
             return 0
         if broken := [words for rank, one in enumerate(tried) for words in _broken(one, rank, team.size, radii)]:
             failed = f"{len(broken)} certificates do not hold, so nothing is shown as proven; please report this:"
-            print(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
+            tell(f"ell0: {failed}", *broken, sep="\n  ", file=sys.stderr)
             return BROKEN
         cost = {key: getattr(certifier, key) for key in ("forwards", "confidence", "rounding")}
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
@@ -134,8 +136,8 @@ def _show(ball: L0Ball, results: Results) -> None:
     for row in results.rows:
         if row.what == "certified_accuracy":
             changed = str(replace(ball, budget=row["budget"])) if row["budget"] else "clean"
-            print(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
+            tell(f"{100 * row.value:5.1f} % ({100 * row['low']:.1f}-{100 * row['high']:.1f})  {changed}")
         elif row.what == "certified_radius":
-            print(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
+            tell(f"median certified radius {row.value:g} of {row.n:,} rows; a misclassified row counts as -1")
         else:
-            print(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")
+            tell(f"no attack breaks any of {row.n:,} certified rows within its radius: {row['attacks']}")

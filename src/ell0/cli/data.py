@@ -6,7 +6,7 @@ import sys
 
 from cyclopts import App
 
-from .options import Quiet, Root, show_progress
+from .options import Quiet, Root, show_progress, tell
 
 app = App(name="data", help="List and fetch data sets.")
 
@@ -24,9 +24,9 @@ def data_get(name: str, /, *, root: Root = None, quiet: Quiet = False) -> None:
     """
     from .. import data
 
-    with show_progress(quiet or not sys.stderr.isatty()) as progress:
+    with show_progress(quiet or sys.stderr is None or not sys.stderr.isatty()) as progress:
         folder = data.get(name, root, progress=progress)
-    print(folder)
+    tell(folder)
 
 
 @app.command(name="list")
@@ -40,4 +40,4 @@ def data_list(*, root: Root = None) -> None:
     from .. import data
 
     for status in data.status(root):
-        print(f"{status.name:14} {status.where or '-'} {status.problem or ''}".rstrip())
+        tell(f"{status.name:14} {status.where or '-'} {status.problem or ''}".rstrip())

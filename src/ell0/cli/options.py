@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from cyclopts import Parameter
 
@@ -129,23 +131,56 @@ def command_words(words: str, function: Callable[..., object], given: Mapping[st
 def show_progress(quiet: bool) -> Iterator[Progress]:
     """On a terminal one line that changes; elsewhere a line for each step that is not part of a larger one."""
     from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
-    console = Console(stderr=True, quiet=quiet)
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the run
+            self.quiet = True
+            _silence(sys.stderr)
+
+    console = Patient(stderr=True, quiet=quiet)
 
     def show(step: Step) -> None:
         if console.is_terminal:
-            status.update(escape(str(step)))
-        elif step.stage is None:
-            console.out(str(step), highlight=False)
+            status.update(Text(printable(str(step))))
+        elif step.stage is None and not quiet:
+            tell(step, file=sys.stderr)
 
     with console.status("") as status:
         yield show
 
 
+def printable(text: str) -> str:
+    """Text as a terminal shows it and does not obey it: characters that control or format, tabs aside, as escapes."""
+    kinds = {c: unicodedata.category(c) for c in set(text) if c != "\t"}
+    hidden = {c: f"\\x{ord(c):02x}" for c, kind in kinds.items() if kind[0] == "C" or kind in ("Zl", "Zp")}
+    return "".join(hidden.get(c, c) for c in text) if hidden else text
+
+
+def tell(*words: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """Prints text that may come from files: escaped for a terminal, with ? for what the stream cannot encode.
+
+    A reader that has left, such as `head`, is no error.
+    """
+    stream = sys.stdout if file is None else file
+    text = "\n".join(map(printable, sep.join(map(str, words)).split("\n")))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), end=end, file=stream, flush=True)
+    except BrokenPipeError:
+        _silence(stream)
+
+
+def _silence(stream: TextIO) -> None:
+    """Lets the stream write to nowhere, so that its end is no error either."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def hand_over(results: Results, out: Path | None, work: WorkOptions, show: Callable[[Results], None]) -> None:
     """Prints results, then writes them: if the disk is full, the figures are not lost."""
-    print(json.dumps(results.plain())) if work.as_json else show(results)
+    tell(json.dumps(results.plain())) if work.as_json else show(results)
     if out is not None:
         results.save(out)
         say_written(out, work.quiet)
@@ -153,7 +188,7 @@ def hand_over(results: Results, out: Path | None, work: WorkOptions, show: Calla
 
 def say_written(path: Path, quiet: bool) -> None:
     if not quiet:
-        print(f"written to {path}", file=sys.stderr)
+        tell(f"written to {path}", file=sys.stderr)
 
 
 def hand_over_run(
@@ -168,10 +203,10 @@ def hand_over_run(
     page = report.write(folders, home / "report.html") if folders else None
     if as_json:
         plain = {folder: results.plain() for folder, results in runs.items()}
-        print(json.dumps({"runs": plain, "busy": [str(folder) for folder in busy], "page": page and str(page)}))
+        tell(json.dumps({"runs": plain, "busy": [str(folder) for folder in busy], "page": page and str(page)}))
         return
     if swept is None:
         show(runs[str(home)])
     if busy:
-        print(f"other processes work on {', '.join(folder.name for folder in busy)}")
-    print(f"{report.verdict(folders)}\npage: {page}" if page else "no run is finished yet")
+        tell(f"other processes work on {', '.join(folder.name for folder in busy)}")
+    tell(f"{report.verdict(folders)}\npage: {page}" if page else "no run is finished yet")

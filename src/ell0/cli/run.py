@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import Flag, WorkOptions, hand_over_run, show_progress
+from .options import Flag, WorkOptions, hand_over_run, printable, show_progress, tell
 
 if TYPE_CHECKING:
     from ..results import Results
@@ -54,10 +54,10 @@ def run(
         # NAME-PART stands below NAME, indented: a part of it, or a variant.
         below = {name: any(name.startswith(f"{other}-") for other in summaries) for name in summaries}
         lines = [f"{'  ' * below[name] + name:24} {summary}" for name, summary in summaries.items()]
-        print(json.dumps(summaries) if work.as_json else "\n".join(lines))
+        tell(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
     if print_:
-        print(recipes.source(recipe)[1], end="")
+        tell(recipes.source(recipe)[1], end="")
         return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None
@@ -94,7 +94,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
             raise ValueError(f"runs must be one run folder that exists, or out must be given, got {given}")
         out = runs[0] / "report.html"
     check_out(out)
-    print(pages.write(runs, out))
+    tell(pages.write(runs, out))
 
 
 def _show(results: Results) -> None:
@@ -122,11 +122,11 @@ def _show(results: Results) -> None:
         attacks, units, sizes = (dict.fromkeys(str(row.get(key)) for row in robust) for key in ("attack", "unit", "n"))
         box = within(next(row for row in robust if row["beta"] == widest))
         changed = f"{' or '.join(units)}s changed"
-        print(f"accuracy in %: {', '.join(attacks)}, {changed}, values {box}, n = {' or '.join(sizes)}{clean}")
-    names = dict.fromkeys(row["classifier"] for row in results.rows if "classifier" in row)
+        tell(f"accuracy in %: {', '.join(attacks)}, {changed}, values {box}, n = {' or '.join(sizes)}{clean}")
+    names = {row["classifier"]: printable(row["classifier"]) for row in results.rows if "classifier" in row}
     columns = list(dict.fromkeys(column for _, column in figures))
     columns = columns[:1] + columns[1 :: max(1, -(-len(columns) // 7))]  # a terminal has room for seven budgets
-    width = max(map(len, ["classifier", *names]))
-    print("classifier".ljust(width), *(f"{column:>12}" for column in columns))
-    for name in names:
-        print(name.ljust(width), *(f"{figures.get((name, column), ''):>12}" for column in columns))
+    width = max(map(len, ["classifier", *names.values()]))
+    tell("classifier".ljust(width), *(f"{column:>12}" for column in columns))
+    for name, shown in names.items():
+        tell(shown.ljust(width), *(f"{figures.get((name, column), ''):>12}" for column in columns))

@@ -70,7 +70,8 @@ def _take(items: Items, missing: list[File], folder: Path) -> str | None:
         except StopIteration:
             return f"it has no {', '.join(file.name for file in missing)}"
         except FAILURES as error:
-            return " ".join(str(error).split()) or type(error).__name__
+            said = "".join(c if c.isprintable() else " " for c in str(error))  # it may quote a server
+            return " ".join(said.split()) or type(error).__name__
         write(folder / file.name, content)
         missing.remove(file)
     return None

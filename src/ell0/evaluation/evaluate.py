@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attacks import ATTACKS, AttackResult, declared
+from ..attacks import ATTACKS, AttackResult, declared, sparse_pgd, sparse_rs
 from ..attacks.contract import Victim
 from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
 from ..files import check_out
@@ -70,6 +70,16 @@ def cascade(
     return chosen
 
 
+PRESETS: dict[str, dict[str, AttackFunction]] = {
+    "saa": {
+        "sparse_pgd_unprojected": partial(sparse_pgd, steps=10_000, gradient="unprojected"),
+        "sparse_pgd_projected": partial(sparse_pgd, steps=10_000, gradient="projected"),
+        "sparse_rs": partial(sparse_rs, queries=10_000),
+    }
+}
+"""Attacks that the literature reports together. saa: Sparse-AutoAttack [Zhong24], reported on CIFAR-10 at 20 pixels."""
+
+
 def _entries(attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None) -> dict[str, Entry]:
     if attacks is not None and (isinstance(attacks, str) or not isinstance(attacks, Collection) or not len(attacks)):
         raise ValueError(f"attacks must be attacks by their names, or names, at least one, got {attacks!r}")
@@ -95,6 +105,7 @@ def evaluate(
     ball: L0Ball | None = None,
     attacks: Mapping[str, AttackFunction | Entry] | Collection[str] | None = None,
     *,
+    preset: str | None = None,
     budgets: Collection[int] | None = None,
     batch: int = 512,
     seed: int = 0,
@@ -121,6 +132,8 @@ def evaluate(
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
             is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`, its black-box attacks if the model has
             no gradient; other white-box attacks then raise.
+        preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
+            queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
         batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
@@ -136,6 +149,11 @@ def evaluate(
     Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
     rounding explains.
     """
+    if preset is not None:
+        if attacks is not None or preset not in PRESETS:
+            known = ", ".join(map(repr, PRESETS))
+            raise ValueError(f"preset must be {known}, without attacks, got {preset!r}{did_you_mean(preset, PRESETS)}")
+        attacks = PRESETS[preset]
     entries = _entries(attacks)
     check_count("batch", batch)
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -171,7 +189,7 @@ def evaluate(
         units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
         flags=raised(
             model, probe, state, {name: Ran.of(entry.attack, entry.white_box) for name, entry in ran.items()}, blocked,
-            sum(one.blind for one in found), sum(one.lost for one in found),
+            torch.cat([one.useless for one in found]), sum(one.lost for one in found),
             outside or (doubts[0] if all(doubts) else None),
         ),
         **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried", "late")},
@@ -194,12 +212,12 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found for a part of the rows; the attacks that ran, and counts of rows for flags."""
+    """What was found for a part of the rows; the attacks that ran, and what flags need."""
 
     state: State
     probe: Probe
     attacks: dict[str, Entry]
-    blind: int
+    useless: Tensor
     lost: int
     doubt: str | None
 
@@ -216,14 +234,16 @@ def _evaluate_part(
     with Attacked(model, x, y, ball).victim(few) as victim:  # the model stays in eval mode, for every attack
         model = victim.model  # wrapped, if it gave something else than logits
         probe = team.once(partial(Probe.of, model, x))
-        if probe.softmaxed and probe.differentiable:
+        if probe.softmaxed and not probe.blind:
             model = wrap(model, probabilities=True)
         attacked = Attacked(model, x, y, ball)
-        blocked = [] if probe.differentiable else [name for name, entry in entries.items() if entry.white_box]
+        # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
+        needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
+        blocked = [name for name, most in needs.items() if probe.blind > most]
         if blocked and not settings.default:
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
-        clean, wrong, blind = clean_pass(attacked, batch, probe.differentiable, team)
+        clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
         if start == 0:
             _rehearse(attacked, entries, first, seed)
         parts = {} if path is None else _identity(attacked, entries, settings.budgets, seed, settings.tf32)
@@ -253,7 +273,7 @@ def _evaluate_part(
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
-    return _Found(state, probe, entries, int(blind.sum()), lost, ball.doubt(x))
+    return _Found(state, probe, entries, useless, lost, ball.doubt(x))
 
 
 def _within(report: Progress, stage: Step, step: Step) -> None:

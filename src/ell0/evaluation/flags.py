@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Attack, declared
 from ..attacks.contract import Victim
+from ..attacks.surrogate import Vote, surrogate_gradients
 from ..nn import InputTruncation, TruncatedLinear
 from ..parallel import Team
 from ..threat import L0Ball
@@ -46,9 +47,13 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few forward passes say about a model. noise: the largest difference of a logit between two of them."""
+    """What a few forward passes say about a model.
 
-    differentiable: bool
+    blind: 0 if it has a gradient; 1 if it has none of its own, but a surrogate for attacks of ell0; 2 if it has none.
+    noise: the largest difference of a logit between two passes.
+    """
+
+    blind: int
     noise: float
     random: bool
     softmaxed: bool
@@ -60,33 +65,49 @@ class Probe:
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
         random = not torch.allclose(logits, again, _SAME, _SAME)
-        leaf = x[:1].detach().clone().requires_grad_()
-        try:
-            with torch.enable_grad():
-                logits = model(leaf)
-                # Weights that ask for a gradient make the logits ask for one even where x has none.
-                slope = torch.autograd.grad(logits.sum(), leaf, allow_unused=True) if logits.requires_grad else (None,)
-        except RuntimeError:  # a model that leaves torch, through x.numpy() for one
-            slope = (None,)
-        return cls(slope[0] is not None, noise, random, softmaxed)
+        blind = 0 if _differentiable(model, x) else 1
+        if blind:
+            with surrogate_gradients(model):
+                blind += not _differentiable(model, x)
+        return cls(blind, noise, random, softmaxed)
 
 
-def clean_pass(attacked: Attacked, batch: int, differentiable: bool, team: Team) -> tuple[Tensor, Tensor, Tensor]:
-    """Three ``(n,)``: margins in float64, whether misclassified, whether the gradient is zero or not finite."""
+def _differentiable(model: Model, x: Tensor) -> bool:
+    leaf = x[:1].detach().clone().requires_grad_()
+    try:
+        with torch.enable_grad():
+            logits = model(leaf)
+            # Weights that ask for a gradient make the logits ask for one even where x has none.
+            slope = torch.autograd.grad(logits.sum(), leaf, allow_unused=True) if logits.requires_grad else (None,)
+    except RuntimeError:  # a model that leaves torch, through x.numpy() for one
+        slope = (None,)
+    return slope[0] is not None
+
+
+def clean_pass(attacked: Attacked, batch: int, blind: int, team: Team) -> tuple[Tensor, Tensor, Tensor]:
+    """Three ``(n,)``: margins in float64, whether misclassified, and what gradient is of no use to attacks.
+
+    That is 0 if none; 1 if the model's own is zero or not finite; 2 if the surrogate is, too. From ``blind`` on.
+    """
 
     def look(rows: Tensor) -> Tensor:
         seen = []
         for some in rows.split(batch):
             with attacked.victim(some) as victim:
-                margin, wrong, blind = victim.margin.clone(), victim.success.clone(), torch.ones_like(victim.success)
-                if differentiable:
-                    slope = victim.slopes(victim.x, torch.arange(len(some), device=margin.device))[1].flatten(1)
-                    blind = (slope == 0).all(1) | ~slope.isfinite().all(1)
-            seen.append(torch.stack([margin.double(), wrong.double(), blind.double()], 1))
+                margin, wrong, useless = (
+                    victim.margin.clone(),
+                    victim.success.clone(),
+                    torch.full_like(victim.labels, blind),
+                )
+                for kind in range(blind, 2):
+                    if len(at := (useless == kind).nonzero().squeeze(1)):
+                        slope = victim.slopes(victim.x[at], at, straight=kind > 0)[1].flatten(1)
+                        useless[at] += (slope == 0).all(1) | ~slope.isfinite().all(1)
+            seen.append(torch.stack([margin.double(), wrong.double(), useless.double()], 1))
         return torch.cat(seen)
 
-    margin, wrong, blind = team.by_row(look, torch.arange(len(attacked.x), device="cpu")).unbind(1)
-    return margin, wrong.bool(), blind.bool()
+    margin, wrong, useless = team.by_row(look, torch.arange(len(attacked.x), device="cpu")).unbind(1)
+    return margin, wrong.bool(), useless.long()
 
 
 def check_claims(attacked: Attacked, state: State, names: Sequence[str], batch: int, random: bool, team: Team) -> int:
@@ -183,42 +204,47 @@ def raised(
     state: State,
     attacks: Mapping[str, Ran],
     blocked: Sequence[str],
-    blind: int,
+    useless: Tensor,
     lost: int,
     doubt: str | None,
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each that ends with what to do.
 
-    attacks: in the order of the columns.  blocked: attacks left out.  blind: rows without a gradient.
+    attacks: in the order of the columns.  blocked: attacks left out.  useless: as of `clean_pass`.
     lost: errors that did not come back at the end.  doubt: about the box.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     truncated = any(isinstance(layer, TruncatedLinear | InputTruncation) and layer.k for layer in modules)
     ran = {attack.own for attack in attacks.values()}
+    aware = probe.blind == 2 or any(attack and attack.knows_truncation for attack in ran)
+    votes = any(isinstance(module, Vote) for module in modules)
     default = all(attack in ran for attack in ATTACKS.values() if attack.cascade is not None)
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     n, searches = len(state.verdict), [name for name, attack in attacks.items() if not attack.gradients_only]
     search = f"raise the queries of {', '.join(searches)}" if searches else "run sparse_rs too"
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
     left_out = f": {', '.join(blocked)} left out" if blocked else ""
-    some = f"zero or NaN gradients: at {blind} of {n} rows, where white-box attacks are blind"
+    flat, dark = (int((useless == kind).sum()) for kind in (1, 2))
+    some = "zero or NaN gradients: at {} of {} rows, where {}; {}".format
     random = f"random outputs: two forward passes differ, and {lost} errors did not come back at the end"
     soft = "softmaxed outputs: rows are non-negative and sum to 1, so their logarithms were attacked"
     taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
-    unaware = "truncated model: no attack that ran looks into truncated layers"
     beaten, left = _beaten(state, attacks)
     late, more = _late(state, attacks)
     flags = {
         doubt or "": doubt,
         "model left in train mode: it was evaluated in eval mode; call model.eval()": any(m.training for m in modules),
-        f"{none}{left_out}; {search}": not probe.differentiable,
-        f"{some}; {search}": probe.differentiable and blind,
+        f"{none}{left_out}; {search}": probe.blind == 2,
+        some(dark, n, "white-box attacks are blind", search): dark and probe.blind < 2,
+        some(flat, n, "attacks by gradients follow a surrogate", search): flat,
         f"{random}; fix its seed, or average its outputs": probe.random,
-        f"{soft}; give logits, which do not round to 0 and 1": probe.softmaxed and probe.differentiable,
+        f"{soft}; give logits, which do not round to 0 and 1": probe.softmaxed and not probe.blind,
         f"{taken}; they count as standing, add them to the uncertainty": refuted,
         f"{near}; they count as broken, add them to the uncertainty": lost and not probe.random,
-        f"{unaware}; run adaptive too": truncated and probe.differentiable and not any(a and a.truncation for a in ran),
+        "truncated model: no attack that ran looks into truncated layers; run adaptive too": truncated and not aware,
+        "votes of parts without an attack made for them: run adaptive too": votes
+        and not any(attack and attack.knows_votes for attack in ran),
         f"{left}; run the default attacks": beaten > _BEATEN and not default,
         f"not converged: {late} rows fell in the last tenth of the queries; raise {more}": late >= max(3, _LATE * n),
     }

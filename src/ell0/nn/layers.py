@@ -1,6 +1,7 @@
 """Layers whose sums drop or clip extreme terms, and layers that change the input of a network."""
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -10,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from ..ops import Prepared, check_k, keep_mask, prepare, truncated_linear
 
+_LOCK = threading.Lock()
 Device = torch.device | str | None
 Dtype = torch.dtype | None
 
@@ -30,7 +32,8 @@ class TruncatedLinear(nn.Linear):
         k: terms removed on each side, ``0 <= 2k < in_features``; ``k=0`` is ``nn.Linear``.
     """
 
-    _prepared: Prepared | None = None  # set by the context manager `prepared` alone
+    _prepared: Prepared | None = None  # set by the context manager `prepared` alone, for so many users:
+    _users = 0
 
     def __init__(
         self, in_features: int, out_features: int, k: int, bias: bool = True, device: Device = None, dtype: Dtype = None
@@ -48,21 +51,27 @@ class TruncatedLinear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights, for which nothing is prepared.
-        return {name: value for name, value in self.__dict__.items() if name != "_prepared"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_prepared", "_users")}
 
 
 @contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
-    """Context: the weights of truncated layers are ordered once for all calls inside, and must not change there."""
+    """Context: the weights of truncated layers are ordered once for all calls inside, and must not change there.
+
+    Several threads may be inside for the same model.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, TruncatedLinear) and layer.k]
-    before = [layer._prepared for layer in layers]
+    with _LOCK, torch.inference_mode(False):  # another thread may want gradients
+        ready = [layer._prepared or prepare(layer.weight) for layer in layers]
+        for layer, its in zip(layers, ready, strict=True):
+            layer._prepared, layer._users = its, layer._users + 1
     try:
-        for layer in layers:
-            layer._prepared = prepare(layer.weight)
         yield
     finally:
-        for layer, value in zip(layers, before, strict=True):
-            layer._prepared = value
+        with _LOCK:
+            for layer in layers:
+                layer._users -= 1
+                layer._prepared = layer._prepared if layer._users else None
 
 
 class InputTruncation(nn.Module):

@@ -72,6 +72,17 @@ def check_prepared(weight: Tensor, order_dtype: torch.dtype, **arrays: Tensor) -
             )
 
 
+def check_order(order: Tensor, weight: Tensor, walked: Tensor | None = None) -> None:
+    """Raises where the order of a prepared weight, or how far it was walked, leads the CPU kernel out of the weight."""
+    ranges = {"order": (order, 0, weight.shape[1] - 1)}
+    ranges |= {} if walked is None else {"walked": (walked, ~weight.shape[1], weight.shape[1])}
+    for name, (tensor, low, high) in ranges.items():
+        if tensor.numel() and tensor.device.type == "cpu":
+            least, most = (int(end) for end in tensor.aminmax())
+            if least < low or most > high:
+                raise ValueError(f"{name} must lie in [{low}, {high}] for this weight, got {least} to {most}")
+
+
 def bounds_per_row(d: int) -> int:
     """Length of a row of `Prepared.bound`."""
     return -(-d // 16)

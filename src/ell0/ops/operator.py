@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import blocked, gpu, kernel
-from .checks import bounds_per_row, check_counts, check_k, check_matrix, check_weight, refuse_forward_mode
+from .checks import bounds_per_row, check_counts, check_k, check_matrix, check_order, check_weight, refuse_forward_mode
 
 Arrays = tuple[Tensor, Tensor, Tensor]  # order, ranked and bound of `Prepared`
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]  # output, cuts, ties, what was walked
@@ -98,7 +98,19 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any, kept: K
     return out, cuts, ties, walked
 
 
-_trimmed_linear = torch.library.custom_op("ell0::trimmed_linear", _forward, mutates_args=(), schema=FORWARD)
+def _checked_forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Outputs:
+    """`_forward` for callers of the registered operator, who may pass anything."""
+    order, _, _, counts, _ = rest
+    x = check_matrix(x, weight, bias)
+    if x.dim() != 2 or not counts or len(counts) % 2:
+        raise ValueError(f"x must have shape (n, in) and counts be pairs, got {tuple(x.shape)} and {list(counts)}")
+    for top, bottom in zip(counts[::2], counts[1::2], strict=True):
+        check_counts(top, bottom, weight.shape[1])
+    check_order(order, weight)
+    return _forward(x, weight, bias, *rest)
+
+
+_trimmed_linear = torch.library.custom_op("ell0::trimmed_linear", _checked_forward, mutates_args=(), schema=FORWARD)
 
 
 @_trimmed_linear.register_fake
@@ -125,8 +137,25 @@ def _backward(grad: Tensor, *rest: Any, kept: Kept = None) -> tuple[Tensor, Tens
     return grad_x, grad_weight
 
 
+def _checked_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """`_backward` for callers of the registered operator."""
+    x, weight, order, _, cuts, ties, walked, _, _ = rest
+    check_matrix(x, weight, None)
+    check_order(order, weight, walked)
+    (n, _), rows, pairs = x.shape, weight.shape[0], len(grad)
+    length = 0 if not order.numel() else 2 * rows + n if order.is_cuda else rows
+    shapes = {"grad": (pairs, n, rows), "cuts": (pairs, 2, rows, n), "ties": (pairs, 2, rows, n)}
+    for name, tensor in {"grad": grad, "cuts": cuts, "ties": ties, "walked": walked}.items():
+        dtype, shape = torch.int32 if name in ("ties", "walked") else x.dtype, shapes.get(name, (pairs, length))
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device != x.device:
+            raise ValueError(
+                f"{name} must be {dtype} of shape {shape}, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+    return _backward(grad, *rest)
+
+
 _trimmed_backward = torch.library.custom_op(
-    "ell0::trimmed_linear_backward", _backward, mutates_args=(), schema=BACKWARD
+    "ell0::trimmed_linear_backward", _checked_backward, mutates_args=(), schema=BACKWARD
 )
 
 

@@ -45,8 +45,13 @@ class Subject:
 
     @property
     def batch(self) -> int:
-        """Rows in one call of an attack."""
-        return 16384 if self.x.is_cuda else 512
+        """Rows in one call of an attack; fewer of a vote, which makes many of each."""
+        return max(1, min(16384, 2**16 // self.passes)) if self.x.is_cuda else 512
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the network for one answer."""
+        return getattr(self.network, "passes", 1)
 
     @property
     def fast_network(self) -> nn.Module:
@@ -171,7 +176,7 @@ def _alone(task: Task, subject: Subject) -> Measured:
     figure = evaluation.rho() if task.what == "median_distance" else evaluation.robust_accuracy
     verdicts = Verdicts(row["beta"], (CLEAN, f"{attack.name} alone"), evaluation.verdict, evaluation.distance)
     # In all rows together, and the forward passes of each: a vote takes many.
-    beside = {"queries": int(evaluation.queries.sum()), "passes": getattr(subject.network, "passes", 1)}
+    beside = {"queries": int(evaluation.queries.sum()), "passes": subject.passes}
     found = [_measurement(row, figure, seconds=round(sum(evaluation.seconds), 3), beside=beside)]
     if task.right:
         found.append(_over_right(row, int((evaluation.verdict < 0).sum()), int((evaluation.verdict != 0).sum())))

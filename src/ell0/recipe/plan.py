@@ -202,7 +202,13 @@ class Recipe:
 
     def homes(self, out: Path) -> dict[Path, Recipe]:
         """The run folders of the recipes that are used, beside ``out``, and ``out`` itself."""
-        return {**{out.parent / used.name: used for used in self.used}, out: self}
+        used = {out.parent / one.name: one for one in self.used}
+        for home in used:
+            if home.resolve() == out.resolve():
+                raise ValueError(
+                    f"out must be another folder than that of {home.name}, which {self.name} uses, got {out}"
+                )
+        return {**used, out: self}
 
     def folders(self, out: Path) -> dict[str, Path]:
         """The folder of each classifier of a run in ``out``, by name."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import certify, data
 from ..attacks import ATTACKS
 from ..common import did_you_mean
+from ..files import read
 from ..results import WORST_CASE, Row
 from ..threat import Unit
 from ..train import Trades, TrainConfig, TrainingObjective
@@ -111,9 +112,9 @@ def _path(path_or_name: Path | str) -> Path:
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        text = path.read_bytes()
+        text = read(path.resolve())
         return text, tomllib.loads(text.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be TOML: {error}") from error
 
 
@@ -167,9 +168,13 @@ def _used(path: Path, name: str, other: str) -> Recipe:
     if other == name:
         raise ValueError(f"{path.name}: use must name other recipes, got {other!r}")
     places = (path.with_name(f"{other}.toml"), path.parent.parent / other / "recipe.toml")
-    recipe = load(next((place for place in places if place.is_file()), other))
-    if recipe.used or not recipe.classifiers or recipe.name != other:
-        raise ValueError(f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}")
+    place = _path(next((place for place in places if place.is_file()), other))
+    rule = f"{path.name}: use must name recipes that train classifiers themselves, got {other!r}"
+    if "use" in _completed(place.name, _read(place)[1]):  # before it is loaded: it may use this one
+        raise ValueError(rule)
+    recipe = load(place)
+    if not recipe.classifiers or recipe.name != other:
+        raise ValueError(rule)
     return recipe
 
 

@@ -309,8 +309,12 @@ def _check_home(home: Path, its: Recipe, resume: bool) -> None:
 @contextmanager
 def _held(home: Path, its: Recipe, resume: bool = True) -> Iterator[None]:
     """Keeps other processes out of a run folder; the lock of a process that dies is released."""
-    files.check_out(home / ".lock")
-    with files.locked(home / ".lock") as free:
+    with ExitStack() as opened:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            free = opened.enter_context(files.locked(home / ".lock"))
+        except OSError as error:
+            raise OSError(f"out must be a folder that can be written, got {str(home)!r} ({error})") from error
         if not free:
             raise BusyError(f"out must be free, but another process is at work in {str(home)!r}")
         _check_home(home, its, resume)  # again: from now on nobody else changes it

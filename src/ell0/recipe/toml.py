@@ -36,7 +36,8 @@ class Kind(Generic[T]):
 
 def whole(least: int) -> Kind[int]:
     def read(value: Any) -> int | None:
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else None
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+        return value if good else None
 
     return Kind(f"an int >= {least}", read)
 
@@ -116,7 +117,8 @@ class TomlTable:
         value = self.content[key]
         read = kind.read(value)
         if read is None:
-            hint = did_you_mean(value, kind.choices)
+            large = isinstance(value, int) and value >= 2**63
+            hint = "; it must be less than 2**63" if large else did_you_mean(value, kind.choices)
             raise ValueError(f"{self.where}: {key} must be {kind.words}, got {value!r}{hint}")
         return read
 

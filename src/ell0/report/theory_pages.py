@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from ..results import CHOSEN, CLIPPED, EQUAL, HARDENED, OPTIMAL, OPTIMAL_CHOSEN, OURS, PLAIN, Measurement, Results
+from ..results import (
+    CHOSEN,
+    CLIPPED,
+    EQUAL,
+    HARDENED,
+    MONOTONE,
+    OPTIMAL,
+    OPTIMAL_CHOSEN,
+    OURS,
+    PLAIN,
+    Measurement,
+    Results,
+)
 from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import Cell, figure_words, number, percent
 from .sections import PageTable, Section, View
@@ -17,7 +29,7 @@ from .verdicts import Verdict
 _ERRORS = Axis("robust error", ends=(0.0, 100.0), unit=" %")
 _LOWER, _BAYES = "lower bound of any classifier", "Bayes, no attack"
 _STYLES = {EQUAL: 0, OPTIMAL: 5, CHOSEN: 1, CLIPPED: 2, _LOWER: 3, _BAYES: 4}
-_MALWARE_STYLES = {PLAIN: 0, HARDENED: 2, OURS: 1}
+_MALWARE_STYLES = {PLAIN: 0, HARDENED: 2, MONOTONE: 3, OURS: 1}
 _OPT, _TRUNC = "\N{GREEK SMALL LETTER ALPHA}_opt", "\N{GREEK SMALL LETTER ALPHA}_trunc"
 _COLUMNS = (EQUAL, OPTIMAL, CHOSEN, OPTIMAL_CHOSEN, CLIPPED)
 _TOLERATED = {
@@ -94,7 +106,8 @@ def malware_view(results: Results) -> View:
         Section(
             "Evasion",
             "The attacker adds features to malware and removes none. The detectors are linear, so the fewest additions "
-            "that evade are known exactly: no attack needs fewer.",
+            "that evade are known exactly: no attack needs fewer. No addition evades weights of at least 0, which miss "
+            "the same malware at any number.",
             (chart,),
             PageTable(("added", *accuracy), tuple(curve)),
             "Share of malware taken for harmless, with 95 % interval",
@@ -102,7 +115,7 @@ def malware_view(results: Results) -> View:
         Section(
             "What it costs",
             "The certified radius of a row is the number of additions, whichever they are, under which it stays "
-            "detected; a missed row counts as minus 1.",
+            "detected, or all features if none helps the attacker; a missed row counts as minus 1.",
             table=PageTable(head, tuple(costs)),
             caption="On the test split, with 95 % intervals",
         ),

@@ -2,7 +2,7 @@
 trained against its exact worst case."""
 
 from . import bounds
-from .classifier import NotAttainableError, TruncatedLinearClassifier
+from .classifier import NotAttainableError, TruncatedLinearClassifier, certified_scorer
 from .malware_figures import malware, read_programs
 from .mixture import Mixture
 from .mixture_figures import figures
@@ -15,6 +15,7 @@ __all__ = [
     "OptimalWeights",
     "TruncatedLinearClassifier",
     "bounds",
+    "certified_scorer",
     "figures",
     "k_trunc",
     "malware",

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, Literal, Self
 
@@ -27,12 +28,28 @@ ROUNDS = 5
 """How often the convex part is solved again where the problem is a difference of convex functions."""
 ROUND_TOL = 1e-2
 """Relative gap of each round: the rounds move further than this."""
+DEFAULTS = (5, 2, 1, 0)
+"""Values of k that are tried where none is given."""
 HELD_OUT = 0.2
 """Share of the rows on which the best round is chosen."""
 
 
 class NotAttainableError(ValueError):
     """No weights do better against this budget than a constant answer."""
+
+
+def certified_scorer(budget: int) -> Callable[[Any, Any, Any], float]:
+    """A scorer for scikit-learn: the share of rows classified rightly whatever ``budget`` changed features hold.
+
+        GridSearchCV(TruncatedLinearClassifier(), {"k": [1, 3, 9]}, scoring=certified_scorer(1)).fit(X, y).best_params_
+
+    It scores a `TruncatedLinearClassifier`, by `worst_case_margin`, whatever budget it was trained for.
+    """
+    return partial(_certified_share, budget=check_count("budget", budget, 0))
+
+
+def _certified_share(model: TruncatedLinearClassifier, X: Any, y: Any, *, budget: int) -> float:
+    return float((model.worst_case_margin(X, y, budget) > 0).mean())
 
 
 class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
@@ -52,7 +69,8 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     network would compare T_k(W_a * x) with T_k(W_b * x), whose joint worst case has no closed form.
 
     Args:
-        k: terms removed on each side, ``0 <= 2k < d``.
+        k: terms removed on each side, ``0 <= 2k < d``. None: the budget, or 0 with ``"add"``; without a budget, the
+            largest of 5, 2, 1 and 0 with which more training rows stay right than with a constant answer. See ``k_``.
         budget: features that the attacker may change; None: k. At most k, unless ``features="add"``.
         alpha: weight of the penalty.
         features: ``"any"``: a changed feature takes any value. ``"add"``: X is in {0, 1}, only 0 becomes 1, and k is 0.
@@ -62,15 +80,19 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         tol: relative duality gap.
         random_state: seed of the held-out rows, for budget < k.
 
-    Attributes: ``classes_``, ``coef_`` (1 or classes, d), ``intercept_``, ``gap_`` (NaN for budget < k),
-    ``objective_`` (F at the weights, or an upper bound within the gap), ``n_iter_``, ``budget_``, ``n_features_in_``.
+    Attributes: ``classes_``, ``coef_`` (1 or classes, d), ``intercept_``, ``k_``, ``budget_``, ``gap_`` (NaN for
+    budget < k), ``objective_`` (F at the weights, or an upper bound within the gap), ``n_iter_``, ``n_features_in_``.
 
-    `fit` raises `NotAttainableError`, a ValueError, if no weights do better than a constant answer, to within tol.
+    `fit` raises `NotAttainableError`, a ValueError, if budget > 0 and no weights do better than a constant answer, to
+    within tol.
     """
+
+    k_: int
+    budget_: int
 
     def __init__(
         self,
-        k: int = 5,
+        k: int | None = None,
         budget: int | None = None,
         alpha: float = 1e-4,
         features: Literal["any", "add"] = "any",
@@ -100,23 +122,33 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         self.classes_, label = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got one class, {self.classes_[0]!r}")
-        self._check_settings()
+        candidates = self._check_settings()
         x = self._rows(X)
-        if self.features == "add" or self.budget_ == self.k:
+        for self.k_ in candidates:
+            self.budget_ = self.k_ if self.budget is None else self.budget_
+            if self._beats_constant(x, label):
+                return self
+        del self.coef_, self.intercept_
+        raise NotAttainableError(
+            f"budget={self.budget_} is not attainable with k={self.k_} on these rows: the best weights found have "
+            "no lower worst-case loss than a constant answer; lower the budget"
+        )
+
+    def _beats_constant(self, x: sparse.csr_matrix, label: Ints) -> bool:
+        """Trains with ``k_``; whether the worst case is better than that of a constant answer, or none attacks."""
+        if self.features == "add" or self.budget_ == self.k_:
             self._solve(self._problem(x, label), tol=self.tol)
             least = self.objective_ * (1 - self.gap_)
         else:
             least = self._solve_in_rounds(x, label)
         share = np.bincount(label) / len(label)
         constant = float(-(share * np.log(share)).sum())
+        if self.budget_ == 0:
+            return True
+        if self.k is None and self.budget is None:
+            return bool((self._duels(x, label, self.budget_).min(1) > 0).mean() > share.max())
         # with weights zero the lower bound is within tol of the constant's loss
-        if constant - least <= 2 * self.tol * constant:
-            del self.coef_, self.intercept_
-            raise NotAttainableError(
-                f"budget={self.budget_} is not attainable with k={self.k} on these rows: the best weights found have "
-                "no lower worst-case loss than a constant answer; lower the budget"
-            )
-        return self
+        return constant - least > 2 * self.tol * constant
 
     def decision_function(self, X: Any) -> Floats:
         """f ``(n,)``, positive for ``classes_[1]``; with more classes the closest duel of each, ``(n, classes)``."""
@@ -125,9 +157,9 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         for part in parts(*x.shape):
             rows = x[part].toarray()
             if len(self.classes_) == 2:
-                closest[part, 1] = truncated(rows * self.coef_[0], self.k) + self.intercept_[0]
+                closest[part, 1] = truncated(rows * self.coef_[0], self.k_) + self.intercept_[0]
             for a, b in combinations(range(len(self.coef_)), 2):
-                sums = truncated(rows * (self.coef_[b] - self.coef_[a]), self.k)
+                sums = truncated(rows * (self.coef_[b] - self.coef_[a]), self.k_)
                 duel = sums + self.intercept_[b] - self.intercept_[a]
                 closest[part, b] = np.minimum(closest[part, b], duel)
                 closest[part, a] = np.minimum(closest[part, a], -duel)
@@ -160,17 +192,18 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         label = np.searchsorted(self.classes_, self.predict(X))
         out = np.full(x.shape[0], x.shape[1])
         for rows, _, game, intercept in self._games(x, label):
-            out[rows] = np.minimum(out[rows], np.maximum(game.radius(intercept, self.k), 0))
+            out[rows] = np.minimum(out[rows], np.maximum(game.radius(intercept, self.k_), 0))
         return out
 
-    def _check_settings(self) -> None:
-        """Sets ``attacked_`` ``(classes,)`` and ``budget_``, or raises ValueError."""
+    def _check_settings(self) -> list[int]:
+        """Sets ``attacked_`` ``(classes,)``, ``k_`` and ``budget_``, or raises ValueError.
+
+        Returns the values of k to try, in this order.
+        """
         check_count("max_iter", self.max_iter)
         for name, value in (("alpha", self.alpha), ("tol", self.tol)):
             if not (isinstance(value, int | float | np.number) and np.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
-        if 2 * check_count("k", self.k, 0) >= self.n_features_in_:
-            raise ValueError(f"k must satisfy 0 <= 2*k < n_features = {self.n_features_in_}, got k={self.k}")
         if self.features not in ("any", "add"):
             raise ValueError(f'features must be "any" or "add", got {self.features!r}')
         if self.features == "add" and self.k:
@@ -181,10 +214,21 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         if not attacked.size or not np.isin(attacked, self.classes_).all():
             raise ValueError(f"attacked must be labels among {self.classes_.tolist()}, got {self.attacked!r}")
         self.attacked_ = np.isin(self.classes_, attacked)
-        self.budget_ = self.k if self.budget is None else check_count("budget", self.budget, 0)
-        if self.features == "any" and self.budget_ > self.k:
+        budget = None if self.budget is None else check_count("budget", self.budget, 0)
+        if self.k is not None:
+            candidates = [check_count("k", self.k, 0)]
+        elif self.features == "add":
+            candidates = [0]
+        else:
+            candidates = [k for k in DEFAULTS if 2 * k < self.n_features_in_] if budget is None else [budget]
+        self.k_ = candidates[0]
+        self.budget_ = self.k_ if budget is None else budget
+        if 2 * self.k_ >= self.n_features_in_:
+            raise ValueError(f"k must satisfy 0 <= 2*k < n_features = {self.n_features_in_}, got k={self.k_}")
+        if self.features == "any" and self.budget_ > self.k_:
             rule = "budget must be at most k: more than k changes of any value break every truncated sum"
-            raise ValueError(f"{rule}, got budget={self.budget_} with k={self.k}")
+            raise ValueError(f"{rule}, got budget={self.budget_} with k={self.k_}")
+        return candidates
 
     def _fitted_rows(self, X: Any) -> sparse.csr_matrix:
         check_is_fitted(self, "coef_")
@@ -215,14 +259,14 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         out = np.empty((x.shape[0], len(self.classes_) - 1))
         allowed = np.where(self.attacked_[label], budget, 0)[:, None]
         for rows, rival, game, intercept in self._games(x, label):
-            out[rows, rival] = game.value(allowed[rows], self.k) + intercept
+            out[rows, rival] = game.value(allowed[rows], self.k_) + intercept
         return out
 
     def _problem(self, x: sparse.csr_matrix, label: Ints) -> Problem:
         """The convex problem that takes no term out at the bottom."""
         contrast = _contrasts(len(self.classes_))[label]
         if self.features == "any":
-            return Problem(x, contrast, self.alpha, top=self.k + self.budget_)
+            return Problem(x, contrast, self.alpha, top=self.k_ + self.budget_)
         additions = []
         for own in np.flatnonzero(self.attacked_ & (self.budget_ > 0)):
             rows = np.flatnonzero(label == own)
@@ -236,7 +280,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         self.objective_, self.gap_, self.n_iter_ = found.upper, found.gap, found.iterations
         if self.gap_ > tol:
             found_gap = f"gap_ is {self.gap_:.2g} after max_iter={self.max_iter} iterations, above tol={tol:.2g}"
-            warnings.warn(f"{found_gap}; raise max_iter or alpha", ConvergenceWarning, stacklevel=4)
+            warnings.warn(f"{found_gap}; raise max_iter or alpha", ConvergenceWarning, stacklevel=5)
         self.coef_, self.intercept_ = found.params[:, :-1].copy(), found.params[:, -1].copy()
         return found.params
 
@@ -271,7 +315,7 @@ class TruncatedLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         -bottom(v) is a maximum over sets, so the set of the moment gives a lower bound of rho, equal to it here.
         """
         rank = np.argsort(np.argsort(duel_terms(problem, self.coef_), -1), -1)
-        return replace(problem, keep=rank >= self.k - self.budget_)
+        return replace(problem, keep=rank >= self.k_ - self.budget_)
 
 
 def _contrasts(classes: int) -> Floats:
