@@ -1,7 +1,8 @@
-"""Time certificates at all budgets up to 32, and training on a bound against plain training.
+"""Time certificates at all budgets up to 32, and training on a bound against plain training; or votes of parts.
 
 python benchmarks/certify.py --images 1000 --epochs 2
 python benchmarks/certify.py --device cuda --require-mnist --out results/bench-certify-h200.json
+python benchmarks/certify.py --device cuda --votes --out results/bench-votes-h200.json
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ell0.certify import Objective, radius
+from ell0.attacks.draws import Draws
+from ell0.certify import Objective, Partition, PartVote, radius
 from ell0.common import check_count
 from ell0.nn import InputClamp
+from ell0.part_networks import PartCNN, PartMLP
+from ell0.precision import dense_products
 from ell0.results import Results
+from ell0.threat import L0Ball
 from ell0.train import TrainConfig, fit
 from ell0.train.stepper import GraphStepper, Stepper
 from measure import Run, Timing, add_counts, main, options, timed, timer
@@ -26,12 +31,26 @@ TRAINED = 8  # changes that the certified network is trained for
 BUDGET = 10  # changes that the bound of the timed steps allows
 MANY = 10_000  # images that are certified, and others that the network is trained on, if there are as many
 CHECKED = 50  # images whose radius is computed again, alone and on the processor
+VOTES = (("mlp", 32, (8, 16), 10), ("cnn", 32, (4, 4), 10), ("cnn", 32, (8, 8), 10), ("cnn", 96, (12, 12), 10),
+         ("cnn", 96, (24, 24), 10), ("cnn", 96, (12, 12), 1000))  # fmt: skip
+"""Votes: network, height and width of an image, strides, classes."""
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {"mlp": {"width": 256, "depth": 2}, "cnn": {"widths": (32,), "blocks": 1}},
+    "cuda": {"mlp": {"width": 1024, "depth": 4}, "cnn": {"widths": (160,), "blocks": 4}},
+}
 
 
 def benchmark(
-    run: Run, *, images: int | None = None, epochs: int = 6, steps: int = 16, rounds: int = 3, batch: int = 256
+    run: Run,
+    *,
+    images: int | None = None,
+    epochs: int = 6,
+    steps: int = 16,
+    rounds: int = 3,
+    batch: int = 256,
+    votes: bool = False,
 ) -> Results:
-    """Times certificates of images, and steps of training on a bound against plain ones.
+    """Times certificates of images, and steps of training on a bound against plain ones; or, instead, `time_votes`.
 
     The certificates are those of 784-512(100)-10, trained on the bound for 8 changes with the last 10,000 images; the
     first ones are certified, by intervals ("ibp") and by the better of intervals and lines ("best"). Before that some
@@ -46,6 +65,8 @@ def benchmark(
     for argument, value in given.items():
         if value is not None:
             check_count(argument, value)
+    if votes:
+        return time_votes(run, images or (MANY if run.device == "cuda" else 512), rounds, batch)
     results = run.results("bench-certify")
     name, x, y = run.images()
     images = min(MANY, len(x)) if images is None else images
@@ -92,6 +113,69 @@ def benchmark(
     return results
 
 
+def time_votes(run: Run, images: int, rounds: int, batch: int) -> Results:
+    """Times votes: certificates at every number of changed pixels against the passes of the part network alone.
+
+    Networks are those of the recipes, on a CPU smaller ones, with initial weights. Images are drawn, fewer where they
+    are larger or have more classes. How far logits are off is measured before, once, by some 300 passes.
+    """
+    results, first = run.results("bench-votes"), 0.0
+    for kind, side, strides, classes in VOTES:
+        n = max(8, images * 32**2 // side**2 // (1 if classes == 10 else 10))
+        torch.manual_seed(run.seed)
+        partition = Partition.strides((3, side, side), strides)
+        size: dict[str, Any] = {
+            "network": kind,
+            "side": side,
+            "parts": partition.parts,
+            "classes": classes,
+            "images": n,
+        }
+        run.say("votes, " + ", ".join(f"{key} {value}" for key, value in size.items()))
+        make = {"mlp": PartMLP, "cnn": PartCNN}[kind]
+        network = make(partition.part_shape, partition.parts, classes=classes, **SIZES[run.device][kind])
+        model = PartVote(network, partition).eval().to(run.place)
+        with torch.no_grad(), dense_products(tf32=False):
+            timing = _timed_vote(model, torch.rand(n, 3, side, side, device=run.place), rounds, batch)
+        results.add(**timing.ratio("certificates", "passes"), what="votes", **size)
+        each = timing.median("passes") / n
+        results.add(each, unit="seconds", what="passes of an image", **size)
+        if kind == "cnn":
+            first = first or each
+            results.add(each / first, unit="x", to="the first", what="growth", **size)
+    return results
+
+
+def _timed_vote(model: PartVote, x: Tensor, rounds: int, batch: int) -> Timing:
+    places = torch.arange(len(x), device=x.device)
+    parts = places.split(batch)
+    y = torch.cat([model(x[at]).argmax(1) for at in parts])
+    radii = model.prepare(x, L0Ball(0, "pixel", -torch.inf, torch.inf), Draws(None, places), batch).radii
+    some = places[:CHECKED]
+    check_radii(model.part_logits(x[some]), y[some], model.tau, radii(some, y[some]))
+    # What comes last goes to the processor, so that the time of a GPU ends with it.
+    calls = {
+        "passes": lambda: [model.part_logits(x[at])[0, 0] for at in parts][-1].cpu(),
+        "certificates": lambda: [radii(at, y[at]) for at in parts][-1].cpu(),
+    }
+    return timed(calls, rounds)
+
+
+def check_radii(logits: Tensor, y: Tensor, tau: float, radii: Tensor) -> None:
+    """Raises AssertionError unless the radii are those of the definition, or one less, by rounding."""
+    for row, label, found in zip(logits.double().tolist(), y.tolist(), radii.tolist(), strict=True):
+        lasts = []
+        for other in (c for c in range(len(row[0])) if c != label):
+            duels = [min(1.0, max(-1.0, (part[label] - part[other]) / tau)) for part in row]
+            left, costs = sum(duels), sorted((1 + duel for duel in duels), reverse=True)
+            m = 0
+            while m < len(costs) and left - costs[m] > 0:
+                left, m = left - costs[m], m + 1
+            lasts.append(m)
+        if not min(lasts) - 1 <= found <= min(lasts):
+            raise AssertionError(f"a radius must be {min(lasts)} or one less, by rounding, got {found}")
+
+
 def _radii(network: nn.Module, x: Tensor, y: Tensor, method: str) -> Tensor:
     """On the processor, so that the time of a GPU ends with the last of them."""
     return radius(network, x, y, max_budget=MOST, method=method).cpu()  # type: ignore[arg-type]
@@ -121,4 +205,5 @@ if __name__ == "__main__":
         steps="training steps timed together (default: 16)", rounds="rounds of timing (default: 3)",
         batch="images of a step (default: 256)",
     )  # fmt: skip
+    parser.add_argument("--votes", action="store_true", help="time votes of parts instead")
     sys.exit(main(benchmark, parser))

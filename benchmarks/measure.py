@@ -127,12 +127,12 @@ def _line(row: Measurement) -> str:
     figure = f"{value:.3g} {unit}"
     if unit in ("x", "x faster"):
         figure += f" than {row['to']}" if unit == "x faster" else f" {row['to']}"
-    elif unit == "accuracy":
+    elif unit == "accuracy" or row.what.endswith("accuracy"):
         figure = f"{100 * value:.1f} %"
     elif unit == "bytes":
         figure = f"{value / 2**20:.1f} MiB"
-    keys = ("attack", "gradient", "part", "method", "mode", "prepared", "data", "weights", "k", "batch", "in", "out",
-            "images", "beta", "budget", "queries", "restarts", "paper")  # fmt: skip
+    keys = ("classifier", "attack", "gradient", "part", "method", "mode", "prepared", "data", "weights", "k", "batch",
+            "in", "out", "images", "beta", "budget", "queries", "restarts", "paper")  # fmt: skip
     return f"{row['what']}: {figure}" + "".join(f", {key} {row[key]}" for key in keys if row.get(key) is not None)
 
 

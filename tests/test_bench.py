@@ -21,12 +21,14 @@ from torch import Tensor
 
 import attacks
 import certify
+import groups
 import layer
 import measure
 import train
 from ell0 import models, ops
+from ell0.certify import rules
 from ell0.ops import reference
-from ell0.results import Results
+from ell0.results import OURS, Results
 from ell0.train import PAPER_MNIST
 from ell0.train.stepper import Stepper
 from measure import Run
@@ -136,6 +138,31 @@ def test_certificates_are_timed_without_mnist(monkeypatch: pytest.MonkeyPatch, t
         assert row["median_radius"] > 0  # a network that certifies nothing is certified in no time
     for bound in ("exact", "quick"):
         assert results.find(what=f"step, {bound} bound", to="plain step", mode="eager")["value"] > 0
+
+
+def test_votes_are_timed_against_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "VOTES", (("mlp", 8, (4, 4), 10), ("cnn", 8, (4, 4), 3), ("cnn", 12, (6, 6), 3)))
+    monkeypatch.setitem(certify.SIZES["cpu"], "cnn", {"widths": (4,), "blocks": 1})
+    results = certify.benchmark(Run(), votes=True, images=1, rounds=1)
+    ratios = results.select(what="votes", to="passes", n=1)
+    assert [(row["network"], row["parts"], row["images"]) for row in ratios] == [
+        ("mlp", 16, 16), ("cnn", 16, 8), ("cnn", 36, 8)
+    ]  # fmt: skip
+    assert all(row.value > 1 for row in ratios)
+    assert [row["side"] for row in results.select(what="growth")] == [8, 12]
+
+
+def test_wrong_radii_are_not_timed() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, 40, 3) + torch.tensor([1.5, 0.0, 0.0])
+    y = torch.zeros(6, dtype=torch.int64)
+    reached = torch.ones(6, 40, dtype=torch.bool)
+    found = rules.radii(logits.double(), y, reached, "duel", 0.5, 0.0, 0.0)
+    assert int(found.min()) > 0
+    certify.check_radii(logits, y, 0.5, found)
+    for wrong in (1, -2):
+        with pytest.raises(AssertionError, match="or one less, by rounding"):
+            certify.check_radii(logits, y, 0.5, found + wrong)
 
 
 AUTHORS = """
@@ -372,3 +399,23 @@ def test_make_runs_the_benchmarks_and_then_writes_the_docs(reference: str, tmp_p
         assert (tables, figures) == (["tools/tables.py"], ["tools/figures.py"])
     with pytest.raises(FileNotFoundError, match="run `ell0 data get mnist"):
         Run(root=tmp_path, require_mnist=True).images()
+
+
+def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of 80 malware rows and more harmless ones as many are drawn; 16 of 20 features tell them apart."""
+    draw = np.random.default_rng(0)
+    y = np.arange(260) < 80
+    x = draw.random((260, 20)) < np.where(np.arange(20) < 16, 0.15 + 0.7 * y[:, None], 0.5)
+    np.savez(tmp_path / "some.npz", X=np.packbits(x, axis=1), d=20, y=y.astype(int))
+    monkeypatch.setattr(groups, "LINEAR", ((2, 1),))
+    monkeypatch.setattr(groups, "VOTES", ((5, 1), (10, 2)))
+    monkeypatch.setattr(groups, "TRAINING", replace(groups.TRAINING, epochs=8, batch=32))
+    results = groups.benchmark(Run(), data=tmp_path / "some.npz")
+    assert results.name == "votes-some"
+    for name in (OURS, groups.VOTE):
+        shares = [row.value for row in results.select(classifier=name, n=32)]
+        assert len(shares) == 6  # clean, four budgets, the median
+        assert shares[:5] == sorted(shares[:5], reverse=True)
+        assert shares[0] > 0.8
+        assert results.find(classifier=name, what="certified_radius").value >= 1
+    assert results.find(what="certified_radius", classifier=groups.VOTE)["parts"] in (5, 10)

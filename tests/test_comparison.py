@@ -117,7 +117,7 @@ def test_what_is_proven_stands_in_the_verdict() -> None:
         rows.append(Measurement.of("certified_accuracy", Share(120, 200), classifier="F(0)", budget=2, **more))
         return Outline(report.page([Run(Results("a", "ell0 run a", rows=rows))])).text
 
-    assert "set to any value within ±1, of which 65.0 % is proven." in with_proof(0.65)
+    assert "set to any value within ±1, and 65.0 % is proven." in with_proof(0.65)
     assert "Proven at this budget and any value: 60.0 % (53.1-66.5) of 200 test rows." in with_proof(None)
     assert "Proven at this budget and any value within ±1: 60.0 %" in with_proof(None, beta=1.0)
     assert "Proven at this budget" not in with_proof(None, beta=0.5)

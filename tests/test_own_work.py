@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NETWORK = """
 from pathlib import Path
+import ell0
 import torch
 Path("ran").touch()
 def build(in_shape=(1, 6, 6), classes=3, width=4):
@@ -36,6 +37,11 @@ class Linear(torch.nn.Sequential):
 ready, plain = Linear(), torch.nn.Sequential(*Linear())
 def broken():
     return torch.nn.Flatten(0)
+class Answers(Linear):
+    def forward(self, x):
+        return {"logits": super().forward(x), "features": x}
+def wrapped():
+    return ell0.wrap(Answers())
 """
 
 RECIPE = """
@@ -50,9 +56,9 @@ name = "mine, seed {seed}"
 [classifier.model]
 python = "my_nets:Linear"
 [classifier.training]
-epochs = 8
+epochs = 4
 batch = 16
-rates = [0.02]
+rates = [0.05]
 optimizer = "adam"
 seed = [0, 1]
 [[measure]]
@@ -115,7 +121,7 @@ def test_a_recipe_takes_own_rows_and_own_code(home: Path, capsys: pytest.Capture
     changed = gallery["mineseed0/adv"][gallery["mineseed0/adv"] != gallery["clean"]]
     assert (float(changed.min()), float(changed.max())) == (-1.5, 2.5)
     # The checkpoint names its code, so it is as careful.
-    words = ["attack", "runs/mine/mineseed0", "--data", "rows.npz", "--budget", "1", "--queries", "9", "--steps", "2"]
+    words = ["attack", "runs/mine/mineseed0", "--data", "rows.npz", "--budget", "1", "--attack", "sparse_rs"]
     assert main([*words, "--quiet"]) == 1
     assert "allow_code must be true" in told(capsys)
     assert main([*words, "--quiet", "--allow-code"]) == 0
@@ -149,6 +155,7 @@ def test_a_model_of_ones_own_is_measured_as_it_is_without_training(home: Path) -
         (":Linear", "", "model: model must be package.module:name, got 'my_nets"),
         (":Linear", ":Liner", "did you mean 'Linear'?"),
         (":Linear", ":broken", "model must give logits of shape (1, 3) for a row (1, 6, 6), got a tensor (36,)"),
+        (":Linear", ":Answers", "got dict; return ell0.wrap(network) if the logits are part of its answer"),
         (":Linear", ":ready\"\nk = \"1", "k must be a list of different values, each an int >= 0"),
         (":Linear", ":ready\"\nwidth = 3\ndummy = \"1", "model must be a function to take width, dummy, got"),
         (":Linear", ":torch", "is not a callable object"),
@@ -169,6 +176,17 @@ def test_what_is_wrong_with_own_work_is_one_sentence(home: Path, old: str, new: 
         recipe.run(home / "mine.toml", device="cpu", allow_code=True)
     assert said in str(raised.value)
     assert not (home / "runs").exists()
+
+
+def test_a_network_that_returns_a_dict_is_attacked_and_wrapped_in_a_recipe(home: Path) -> None:
+    words = f"attack {module(home)}:Answers --data rows.npz --attack sparse_rs --queries 9 --budget 2 --page out.html"
+    assert main([*words.split(), "--quiet", "--device", "cpu"]) == 0
+    assert len(Outline(Path("out.html").read_text()).all("li", "exhibit")) > 0
+    content = tomllib.loads((home / "mine.toml").read_text().replace(":Linear", ":wrapped"))
+    content |= {"measure": content["measure"][:1]}
+    (home / "mine.toml").write_text(to_toml(content))
+    folder = recipe.run(home / "mine.toml", device="cpu", allow_code=True)
+    assert Results.load(folder / "results.json").find(classifier="mine, seed 1", what="clean_accuracy").value > 0.8
 
 
 def test_weights_are_not_trained_further(home: Path) -> None:

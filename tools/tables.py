@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ell0 import recipe
+from ell0 import certify, recipe
 from ell0.results import (
     CHOSEN,
     CLIPPED,
@@ -61,6 +61,9 @@ class Files(dict[str, Results]):
     def __missing__(self, name: str) -> Results:
         self[name] = clean_results(name)
         return self[name]
+
+    def has(self, name: str) -> bool:
+        return name in self or (ROOT / "results" / f"{name}.json").exists()
 
     def seek(self, *names: str, **entries: Any) -> Measurement | None:
         """The one measurement with these entries, of the first file that has it; None if none of them is there yet."""
@@ -254,6 +257,24 @@ def certify_cost(files: Files) -> MarkdownTable:
     return MarkdownTable(["MNIST", "GPU", "CPU"], lines, note)
 
 
+def votes_cost(files: Files) -> MarkdownTable:
+    """What votes cost over image size, parts and classes, on each device that measured it."""
+    found = [files[name] for name in ("bench-votes-h200", "bench-votes-cpu") if files.has(name)]
+    titles = ["GPU" if one.name.endswith("h200") else "CPU" for one in found]
+    lines = []
+    for row in found[-1].select(what="votes"):
+        which = {key: row[key] for key in ("network", "side", "parts", "classes")}
+        cells: list[str | Measurement] = []
+        for one in found:
+            growth = one.select(what="growth", **which)
+            cells += [f"{growth[0].value:.1f}" if growth else NONE, one.find(what="votes", **which)]
+        kind = "residual MLP" if row["network"] == "mlp" else "convolutions"
+        lines.append([kind, f"{row['side']} x {row['side']}", f"{row['parts']:,}", f"{row['classes']:,}", *cells])
+    head = [f"{title}: {words}" for title in titles for words in ("passes", "certificates, times the passes")]
+    note = "passes of an image, times those of 32 x 32 in 16 parts; smaller networks on the CPU, initial weights"
+    return MarkdownTable(["network", "image", "parts", "classes", *head], lines, note)
+
+
 def theory(files: Files) -> MarkdownTable:
     """Robust error on the paper's Gaussian mixture under the best attack there is."""
     results = files["theory"]
@@ -369,18 +390,30 @@ def certified(head: str, sources: dict[str, tuple[str, Entries]], budgets: Seque
     """Certified accuracy at any value, ours and the rivals': means over classifiers; last the published medians."""
 
     def make(files: Files) -> MarkdownTable:
-        lines = []
+        lines, most = [], 0
         for words, (file, which) in sources.items():
-            rows = [row for name in which["classifiers"] for row in files[file].select(classifier=name)]
-            asked = [("clean_accuracy", None), *(("certified_accuracy", m) for m in budgets)]
-            shares = [mean(row for row in rows if (row.what, row.get("budget")) == one) for one in asked]
-            radii = [row for row in rows if row.what == "certified_radius"]
-            passes = f"{radii[0].beside.get('forwards', 1):,}"
-            lines.append([words, *(f"{100 * share:.1f} %" for share in shares), f"{mean(radii):.3g}", passes])
+            rows = files[file].rows if files.has(file) else []
+            rows = [row for row in rows if row.get("classifier") in which["classifiers"]]
+            radii = [row for row in rows if row.what == "certified_radius" and by(row, which)]
+            if not radii:
+                continue
+            proven = [row for row in rows if row.what == "certified_accuracy" and by(row, which)]
+            shares = [[row for row in rows if row.what == "clean_accuracy"]]
+            shares += [[row for row in proven if row["budget"] == m] for m in budgets]
+            most = most or radii[0].n or 0
+            words += f", mean of {len(radii)} seeds" if len(radii) > 1 else ""
+            words += f", n = {radii[0].n:,}" if radii[0].n != most else ""
+            cells = [f"{100 * mean(some):.1f} %" if some else NONE for some in shares]
+            lines.append([words, *cells, f"{mean(radii):.3g}", f"{radii[0].beside.get('forwards', 1):,}"])
         for row in recipe.load(rivals).quoted:
             lines.append([f"{row['classifier']}, published", *[NONE] * (1 + len(budgets)), f"{row['value']:g}", NONE])
         names = ["clean", *(f"{m} changed" for m in budgets), "median radius", "forward passes"]
-        return MarkdownTable([head, *names], lines, f"pixels of any value; n = {radii[0].n:,}")
+        return MarkdownTable([head, *names], lines, f"pixels of any value; n = {most:,}")
+
+    def by(row: Measurement, which: Entries) -> bool:
+        """Whether a row is of the rule asked for, or of none."""
+        rule = row.get("method") if row.get("method") in get_args(certify.Rule) else None
+        return bool(rule == which.get("method"))
 
     return make
 
@@ -700,7 +733,7 @@ TABLES: dict[str, Make] = {
     "mnist-certified": certified(
         "MNIST",
         {
-            f"bound for {m} changed, mean of 3 seeds": (
+            f"bound for {m} changed": (
                 "mnist-certified",
                 of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]),
             )
@@ -747,10 +780,20 @@ TABLES: dict[str, Make] = {
     ),
     "cifar-certified": certified(
         "CIFAR-10",
-        {f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)}
-        | {"partition into 115 (FPA)": ("cifar-rivals", of(classifiers=["partition(115)"]))}
-        | {"ablation to 75 pixels": ("cifar-rivals", of(classifiers=["ablation(75)"]))},
-        (1, 2, 4, 8),
+        {
+            f"vote of {parts} parts, for {m} changed": (
+                "cifar-votes",
+                of(classifiers=[f"votes for {m}, seed {seed}" for seed in range(3)]),
+            )
+            for parts, m in ((16, 4), (64, 13), (128, 20))
+        }
+        | {f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)}
+        | {
+            f"partition into 115 (FPA){words}": ("cifar-rivals", of(classifiers=["partition(115)"], **method))
+            for words, method in (("", {}), (", plurality", {"method": "plurality"}))
+        }
+        | {f"ablation to {keep} pixels": ("cifar-rivals", of(classifiers=[f"ablation({keep})"])) for keep in (25, 75)},
+        (1, 2, 4, 8, 10, 13, 16, 20),
         "cifar-rivals",
     ),
     "certify-cost": certify_cost,
@@ -766,6 +809,13 @@ TABLES: dict[str, Make] = {
         {"accuracy": of(what="clean_accuracy"), "median radius": of(what="median_radius")}
         | {f"{m} added": of(what="evasion", budget=m) for m in (1, 2, 5, 10)},
     ),
+    "malware-votes": grid(
+        "Drebin-215, certified",
+        classifiers("votes-drebin215", {f"`{OURS}`": OURS, "vote over groups of features": "vote of parts"}),
+        {"accuracy": of(what="clean_accuracy"), "median radius": of(what="certified_radius")}
+        | {f"{m} changed": of(what="certified_accuracy", budget=m) for m in (1, 2, 4, 8)},
+    ),
+    "votes-cost": votes_cost,
     "layer-cpu": grid(
         "256 samples, 784 -> 1568, k = 10",
         layers(

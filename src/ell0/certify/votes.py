@@ -123,8 +123,8 @@ class PartVote(nn.Module, Certifier):
         if self.match is None or self.training:
             return self._say(x)
         both = self._say(torch.cat((x, x.flip(-1))))
-        own, mirrored = both.chunk(2)
-        return (own + mirrored.index_select(1, self.match)) / 2
+        n = x.shape[0]  # not len(x), which torch.export takes for a constant
+        return (both[:n] + both[n:].index_select(1, self.match)) / 2
 
     def scores(self, logits: Tensor, *, straight: bool = False) -> Tensor:
         """The scores ``(n, classes)`` for logits of parts. straight: with the gradient of a duel that clips nothing."""
@@ -146,7 +146,7 @@ class PartVote(nn.Module, Certifier):
         # Gathered, not multiplied by a mask: a NaN elsewhere would come through.
         seen = pixels.index_select(2, self.index.flatten()).unflatten(2, self.index.shape).transpose(1, 2)
         seen = seen.flatten(0, 1) if self.index.ndim == 3 else seen.flatten(2).flatten(0, 1)
-        place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])  # not len(x), which torch.export fixes
+        place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])
         logits = cast(Tensor, self.network(seen, place))
         if logits.ndim != 2 or logits.shape[0] != place.shape[0] or logits.shape[1] < 2:
             form = f"({len(place)}, classes) with 2 classes or more"
@@ -306,6 +306,8 @@ class Hidden(nn.Module):
         self.register_buffer("index", index.to(device), persistent=False)
 
     def forward(self, parts: Tensor, place: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():  # the loop would be one for this number of rows
+            return cast(Tensor, self.base(self._rows(parts, place)))
         # A few at a time: a row becomes as many rows as there are parts.
         some = zip(parts.split(SHOWN), place.split(SHOWN), strict=True)
         return torch.cat([cast(Tensor, self.base(self._rows(*few))) for few in some])

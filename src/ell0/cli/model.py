@@ -55,13 +55,13 @@ class Loaded:
             return
         from .. import report
 
-        data, shown = sets.SETS.get(self.source), list[report.Exhibit]()
+        data, shown, network = sets.SETS.get(self.source), list[report.Exhibit](), wrap(self.network)
         if x_adv is not None and self.x.ndim == 4 and self.x.shape[1] in (1, 3):
             with torch.no_grad():
-                right = torch.cat([self.network(some).argmax(1) for some in self.x.split(self.subject.batch)]) == self.y
+                right = torch.cat([network(some).argmax(1) for some in self.x.split(self.subject.batch)]) == self.y
             among = right.nonzero().squeeze(1) if right.any() else torch.arange(len(self.y), device=self.y.device)
             rows = among[recipe.first_of_each(self.y[among])]
-            arrays = recipe.pictures(self.classifier, self.network, self.x[rows], self.y[rows], x_adv[rows], self.range)
+            arrays = recipe.pictures(self.classifier, network, self.x[rows], self.y[rows], x_adv[rows], self.range)
             shown = report.exhibits(arrays, [self.classifier], data.classes if data else ())
         report.write([report.Run(results, data=data, exhibits=shown)], self.subject.page)
         say_written(self.subject.page, quiet)

@@ -119,10 +119,9 @@ def _cells(row: Measurement) -> Iterator[str]:
     yield _SHOWN[row.what]
     clean = row.what == "clean_accuracy"
     yield "0" if clean else f"{row.get('budget')} {row.get('unit', 'feature')}s"
-    low, high = row.get("low_value"), row.get("high_value")
-    if row.get("beta") is not None:
-        low, high = -row["beta"], row["beta"]
-    yield "" if clean else "any value" if low is None else f"[{low:g}, {high:g}]"
+    beta = row.get("beta")
+    within = row.get("box", "any value") if beta is None else f"[{-beta:g}, {beta:g}]"
+    yield "" if clean else within
     yield str(row.get("attack", row.get("method", "")))
     yield figure_words(row).replace("\N{NO-BREAK SPACE}", " ")
     yield str(row.n)

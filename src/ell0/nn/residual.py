@@ -43,8 +43,8 @@ class GhostBatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, channels, height, width)``."""
-        groups = len(x) // self.rows
-        if not self.training or len(x) % self.rows or groups < 2:
+        groups = len(x) // self.rows if self.training else 0
+        if groups < 2 or len(x) % self.rows:
             return super().forward(x)
         assert self.running_mean is not None
         assert self.running_var is not None

@@ -274,7 +274,7 @@ def _check_answer(network: nn.Module, data: Splits) -> None:
     rule = f"model must give logits of shape (1, {data.classes}) for a row {tuple(data.test[0].shape[1:])}"
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[1] < data.classes:
         shape = f"a tensor {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
-        raise ValueError(f"{rule}, got {shape}")
+        raise ValueError(f"{rule}, got {shape}; return ell0.wrap(network) if the logits are part of its answer")
 
 
 def _check_homes(recipe: Recipe, folder: Path, data: Splits, resume: bool) -> None:

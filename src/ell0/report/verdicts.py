@@ -123,7 +123,7 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str) -> Markup:
         who(best), keeps, figure_words(best), number(best.n), items, changes, f" {box}" if box else ""
     )
     if best.certified is not None:
-        sentence += Markup(", of which <strong>{}</strong> is proven").format(percent(best.certified))
+        sentence += Markup(", and <strong>{}</strong> is proven").format(percent(best.certified))
     rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row.value)) for row in others]
     return Markup("; ").join([sentence, *([Markup(" and ").join(rest)] if rest else [])]) + "."
 
