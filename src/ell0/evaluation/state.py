@@ -108,7 +108,10 @@ class State:
 
         Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
         """
-        tensors, words = dict(saved[0]), dict(json.loads(saved[1].get("parts", "{}")))
+        try:
+            tensors, words = dict(saved[0]), dict(json.loads(saved[1].get("parts", "{}")))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FileError(f"{path} is damaged ({error}): {_TODO}") from error
         if words.pop("format", None) != _FORMAT:
             raise FileError(f"{path} must be a file that this version of evaluate wrote: {_TODO}")
         differs = [part for part in {**words, **parts} if words.get(part) != parts.get(part)]
