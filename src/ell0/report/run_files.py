@@ -102,8 +102,12 @@ def _recipe(path: Path) -> Recipe | None:
 def _log(path: Path) -> list[LogLine]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
     try:
-        lines = files.read(path).split(b"\n")[:-1] if path.exists() else []
-        return [dict(json.loads(line)) for line in lines]
+        lines = [dict(json.loads(line)) for line in files.read(path).split(b"\n")[:-1]] if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            good = all(value is None or (type(value) in (int, float) and abs(value) < 1e15) for value in line.values())
+            if not good or type(line.get("epoch")) is not int:
+                raise ValueError(f"line {number} must hold numbers, among them the epoch")
+        return lines
     except (TypeError, ValueError, RecursionError) as error:
         raise files.FileError(f"{path} is not a log of training ({error}): {_TODO}") from error
 
