@@ -251,12 +251,13 @@ def test_a_vote_without_an_attack_made_for_it_is_flagged(rule: Rule) -> None:
     model.tau = 1e-9
     y, ball = model(x).argmax(1), L0Ball(1, low=-4.0, high=4.0)
     rs = {"rs": partial(sparse_rs, queries=5)}
-    surrogate = "zero or NaN gradients: at 20 of 20 rows, where attacks by gradients follow a surrogate"
+    surrogate = "zero or NaN gradients: at 20 of 20 rows, where attacks by gradients follow a surrogate; "
+    surrogate += "raise the queries of "
     blind = evaluate(model, x, y, ball, {**rs, "pgd": partial(sparse_pgd, steps=5)}).flags
-    missing = "votes of parts without an attack made for them: adaptive did not run"
-    assert blind[:2] == (surrogate, missing)
+    missing = "votes of parts without an attack made for them: run adaptive too"
+    assert blind[:2] == (f"{surrogate}rs", missing)
     made = {**rs, "mine": partial(adaptive, queries=20)}
-    assert evaluate(model, x, y, ball, made).flags[:1] == (surrogate,)
+    assert evaluate(model, x, y, ball, made).flags[:1] == (f"{surrogate}rs, mine",)
     assert missing not in evaluate(model, x, y, ball, made).flags
     assert missing not in evaluate(lambda x: model(x), x, y, ball, rs).flags
     # An attack of others sees the model's own gradient alone.

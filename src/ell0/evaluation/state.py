@@ -16,7 +16,7 @@ from ..files import FileError, read_tensors, write_tensors
 Saved = tuple[dict[str, Tensor], dict[str, str]]
 """The tensors and words of a file."""
 
-_FORMAT = "3"
+_FORMAT = "4"
 _TODO = "delete it, and its rows are attacked again"
 _SAME = 1e-3  # share of the largest clean margin by which rounding in other batches may move a margin
 
@@ -24,7 +24,7 @@ _SAME = 1e-3  # share of the largest clean margin by which rounding in other bat
 def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
     """What an attack found for rows ``(m,)``, on the CPU, for `State.learn`: of x_adv only what differs from x.
 
-    rows, success, distance, queries, refuted ``(m,)``; and which numbers of all x, flattened, change to what ``(c,)``.
+    rows, success, distance, queries, refuted, late ``(m,)``; which numbers of x, flattened, change to what ``(c,)``.
     """
     broken = result.success.nonzero().squeeze(1)
     changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
@@ -32,7 +32,8 @@ def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
     at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
     # The margin of a row that was broken in a query stays below 0.
     refuted = ~result.success.cpu() & (result.margin.cpu() < 0)
-    return [t.cpu() for t in (rows, result.success, result.distance, result.queries, refuted, at, values)]
+    late = torch.zeros_like(result.success) if result.late is None else result.late
+    return [t.cpu() for t in (rows, result.success, result.distance, result.queries, refuted, late, at, values)]
 
 
 @dataclass
@@ -50,6 +51,7 @@ class State:
     seconds: Tensor
     clean: Tensor
     refuted: Tensor
+    late: Tensor
     x_adv: Tensor
 
     @classmethod
@@ -58,7 +60,7 @@ class State:
         nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
         seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
         points = x.detach().clone(memory_format=torch.contiguous_format)
-        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, none.clone(), points)
 
     @classmethod
     def joined(cls, parts: Sequence[State]) -> State:
@@ -71,10 +73,11 @@ class State:
 
     def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
         """Takes over what an attack found for some rows, from `compact`."""
-        rows, success, distance, queries, refuted, at, values = found
+        rows, success, distance, queries, refuted, late, at, values = found
         self.queries[rows, column] += queries
         self.tried[rows, column] = budget
         self.refuted[rows] |= refuted
+        self.late[rows] = late
         self.verdict[rows[success]] = column + 1
         self.distance[rows[success]] = distance[success]
         self.x_adv.view(-1)[at.to(self.x_adv.device)] = values.to(self.x_adv.device)
@@ -90,7 +93,7 @@ class State:
 
     def forget(self, rows: Tensor, fresh: State) -> None:
         """Puts some rows, ``(n,)`` bool, back to where no attack has run."""
-        for key in ("verdict", "distance", "queries", "tried", "refuted", "x_adv"):
+        for key in ("verdict", "distance", "queries", "tried", "refuted", "late", "x_adv"):
             mine, its = getattr(self, key), getattr(fresh, key)
             mine[rows.to(mine.device)] = its[rows.to(mine.device)]
 
