@@ -299,7 +299,8 @@ def test_killed_at_file_operations_a_run_goes_on_to_the_same_bits(tmp_path: Path
     (tmp_path / "micro.toml").write_text(MICRO)
     words = [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(tmp_path / "micro.toml")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*words, str(tmp_path / "runs"), str(KILLS)], capture_output=True, text=True, env=environment)
+    words += [str(tmp_path / "runs"), str(KILLS)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=3000)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 80
     whole, *others = sorted((tmp_path / "runs").glob("*/"), key=lambda path: path.name != "whole")
