@@ -159,12 +159,21 @@ def test_a_run_measures_the_same_on_ranks(tiny: Path, out: Path, whole: Path) ->
 
 def test_errors_that_did_not_come_back_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = points(30)
-    monkeypatch.setattr(flags_room, "_check_part", lambda *_: 2)
+    broken = int((evaluate(Signs(), x, y, BALL, WEAK).verdict > 0).sum())
+    victim = flags_room.Attacked.victim
+
+    def unbroken(attacked: flags_room.Attacked, rows: Tensor) -> Any:
+        found = victim(attacked, rows)
+        found.errs = lambda points, at: torch.zeros(len(at), dtype=torch.bool)  # type: ignore[method-assign]  # noqa: ARG005
+        return found
+
+    monkeypatch.setattr(flags_room.Attacked, "victim", unbroken)
 
     def flags(team: Team) -> str:
         return " ".join(evaluate(Signs(), x, y, BALL, WEAK, team=team).flags)
 
-    assert all("on the boundary: 6 broken rows" in said for said in on_ranks(3, flags))
+    assert broken > 3
+    assert all(f"on the boundary: {broken} broken rows" in said for said in on_ranks(3, flags))
 
 
 @settings(max_examples=10)
