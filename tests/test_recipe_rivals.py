@@ -178,6 +178,7 @@ def test_the_page_says_what_a_vote_is(ran: Path) -> None:
     assert "Votes certify parts with 5 forward passes a row, copies with 70 forward passes a row; where" in text
     assert re.search(r"copies \d any value, with 90.0.% confidence", text)
     assert re.search(r"parts \d any value \d", text)
+    assert text.count("trained on its bound") == 1  # FPA is not
 
 
 def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,9 @@ class Run:
     def bound(self) -> list[str]:
         """The classifiers that were trained on their bound."""
         everyone = self.plan.everyone() if self.plan else ()
-        return [one.name for one in everyone if isinstance(one.objective, Objective | VoteObjective)]
+        losses = [(one.name, one.objective) for one in everyone]
+        # Without a mix a vote learns only what single parts say, as FPA does.
+        return [name for name, loss in losses if isinstance(loss, Objective | VoteObjective) and loss.mix]
 
     @property
     def state(self) -> str:
