@@ -239,13 +239,17 @@ def test_a_truncated_model_wants_an_attack_that_knows_truncation() -> None:
 
 @pytest.mark.parametrize(("count", "fires"), [(2, False), (3, True)])
 def test_rows_that_fall_late_say_that_more_queries_would_break_more(count: int, fires: bool, tmp_path: Path) -> None:
+    x, y = rows()
+    plain = evaluate(Line(), x, y, within_one(D), {"spy": Entry(Spy(reach=2), False)})
+    late = (plain.verdict == 1).nonzero()[:count]
+
     def function(*arguments: Any, queries: int = 50, progress: Progress = silent, **rest: Any) -> AttackResult:
         del progress, queries
-        result = Spy()(*arguments, **rest)
-        return replace(result, late=result.success & (rest["rows"] < 3 + count))
+        result = Spy(reach=2)(*arguments, **rest)
+        when = torch.where(torch.isin(rest["rows"], late), 91, 90)  # of the 100 that rows which stand spend
+        return replace(result, queries=torch.where(result.success, when, 100), late=torch.zeros_like(result.success))
 
     attack = Attack(function, white_box=False, gradients_only=False, random=False, cascade=None, cheap={}, strong=None)
-    x, y = rows()
     told = partial(evaluate, Line(), x, y, within_one(D), {"slow": partial(attack, queries=70)})
     flag = f"not converged: {count} rows fell in the last tenth of the queries; raise queries to 210 (slow)"
     result = told(state_path=tmp_path / "state", batch=9)

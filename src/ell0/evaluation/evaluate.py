@@ -135,7 +135,7 @@ def evaluate(
         preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
             queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
-        batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
+        batch: rows in one call of an attack, on each rank; no verdict depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         tf32: on a GPU, attacks query in TF32, several times faster; a row is broken only if the model also errs in
             float32 on the point that was found.
