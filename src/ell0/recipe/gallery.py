@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median_low
 
 import torch
 from torch import Tensor, nn
 
+from .. import certify
 from ..attacks import sparse_rs
 from ..attacks.contract import Model
 from ..data import LabelledRows
 from ..files import write_tensors
+from ..precision import dense_products
 from ..threat import Unit
 from .plan import Recipe, ball_within, slug
 
@@ -21,7 +23,7 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
     The attack is sparse_rs with the median of the recipe's budgets and its widest box. The tensors are those of
-    `pictures`.
+    `pictures`, and ``SLUG/radius`` ``(m,)`` where the recipe certifies a classifier for any value.
     """
     x, y = test
     first = first_of_each(y)
@@ -37,7 +39,22 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
         ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of, device)
         result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
         tensors |= pictures(name, network, images, labels, result.x_best, recipe.data.box or (-1.0, 1.0))
-    write_tensors(path, tensors, {})
+        if radii := [*_radii(recipe, name, unit, network, images, labels)]:
+            tensors[f"{slug(name)}/radius"] = torch.stack(radii).amax(0).cpu()
+    write_tensors(path, tensors, {"unit": unit})
+
+
+def _radii(
+    recipe: Recipe, name: str, unit: Unit, network: nn.Module, x: Tensor, y: Tensor
+) -> Iterator[Tensor]:
+    """What each certificate of the recipe proves of a classifier's rows, for any value and beyond any confidence."""
+    for task in recipe.tasks:
+        if (task.what, task.classifier.name, task.unit) != ("certified_accuracy", name, unit) or task.betas:
+            continue
+        certifier, ball = certify.certifier(network, task.row.get("method", "best")), task.certified_ball
+        if certifier.confidence is None:
+            with dense_products(tf32=False):
+                yield certifier.radius(x, y, ball, max_budget=certifier.limit(x, ball))
 
 
 def first_of_each(y: Tensor) -> Tensor:
