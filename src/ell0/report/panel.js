@@ -37,7 +37,10 @@
 
   // As torch: the first of the largest, and NaN is larger than all.
   const answerOf = (logits) =>
-    logits.reduce((best, value, i) => (value > logits[best] || (value !== value && logits[best] === logits[best]) ? i : best), 0);
+    logits.reduce((best, value, i) => {
+      const beats = value > logits[best] || (Number.isNaN(value) && !Number.isNaN(logits[best]));
+      return beats ? i : best;
+    }, 0);
   const marginOf = (logits, label) => logits[label] - Math.max(...logits.filter((_, i) => i !== label));
 
   // The board: one cell for each pixel, of which one can be reached by the tabulator, the others by arrows.
@@ -69,7 +72,8 @@
     cell.style.backgroundColor = `rgb(${channels === 3 ? colours : [colours[0], colours[0], colours[0]]})`;
     cell.className = `${changed ? "changed-cell" : ""} ${beyond ? "beyond" : ""}`;
     const where = `row ${Math.floor(pixel / width) + 1}, column ${(pixel % width) + 1}`;
-    cell.setAttribute("aria-label", `${where}: ${places.map((i) => valueWords(x[i])).join(", ")}${changed ? ", changed" : ""}`);
+    const words = [...places.map((i) => valueWords(x[i])), ...(changed ? ["changed"] : [])];
+    cell.setAttribute("aria-label", `${where}: ${words.join(", ")}`);
   }
 
   // What each classifier says; the margin as a bar, whose half is the margin of the clean image.
@@ -80,7 +84,10 @@
     const bar = make("span", make("span", card, { class: "margin", "aria-hidden": "true" }), { class: "bar" });
     const [margin, proof] = [make("span", card, { class: "count" }), make("span", card, { class: "proof" })];
     const button = make("button", card, { type: "button" });
-    button.addEventListener("click", () => replay(one.attacks[image]));
+    button.addEventListener("click", () => {
+      board.scrollIntoView({ block: "nearest" });
+      replay(one.attacks[image]);
+    });
     return { says, bar, margin, proof, button, compute: networks[index] };
   });
 
@@ -88,8 +95,8 @@
   function answer(one, card) {
     const label = data.labels[image];
     if (card.compute) {
-      const logits = card.compute(x);
-      return { label: answerOf(logits), margin: marginOf(logits, label), full: Math.abs(marginOf(card.compute(clean), label)), logits };
+      const logits = card.compute(x), full = Math.abs(marginOf(card.compute(clean), label));
+      return { label: answerOf(logits), margin: marginOf(logits, label), full, logits };
     }
     const attacked = clean.slice();
     for (const [i, value] of one.attacks[image]) attacked[i] = value;
@@ -101,7 +108,9 @@
     const radius = one.radius ? one.radius[image] : null;
     if (radius === null) return `${changed} changed, no proof`;
     if (radius < 0) return "wrong when clean, so there is nothing to prove";
-    return `${changed} changed, ${radius} proven: ${changed > radius ? "beyond the proof" : "this answer cannot change"}`;
+    if (radius === 0) return `${changed} changed, none proven`;
+    const words = changed > radius ? "beyond the proof" : "this answer cannot change";
+    return `${changed} changed, ${radius} proven: ${words}`;
   }
 
   function draw() {
@@ -126,7 +135,8 @@
       card.proof.textContent = proofWords(one, changed);
       const attack = one.attacks[image], broken = one.says[image] !== label;
       const words = `Replay its attack: ${several(new Set(attack.map(([i]) => i % pixels)).size, "pixel")}`;
-      card.button.textContent = attack.length ? `${words}, ${broken ? "breaks it" : "it stands"}` : "No attack on it was recorded";
+      const effect = broken ? "breaks it" : "it stands";
+      card.button.textContent = attack.length ? `${words}, ${effect}` : "No attack on it was recorded";
       card.button.disabled = attack.length === 0;
     });
     picture.textContent = `Image ${image + 1} of ${count}: ${named(label)}`;
@@ -189,7 +199,14 @@
   });
   board.addEventListener("keydown", (event) => {
     const row = Math.floor(focused / width), column = focused % width;
-    const ways = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], Home: [row, 0], End: [row, width - 1] };
+    const ways = {
+      ArrowUp: [row - 1, column],
+      ArrowDown: [row + 1, column],
+      ArrowLeft: [row, column - 1],
+      ArrowRight: [row, column + 1],
+      Home: [row, 0],
+      End: [row, width - 1],
+    };
     if (event.key === "Enter" || event.key === " ") cycle(focused);
     else if (event.key in ways && !event.ctrlKey && !event.altKey && !event.metaKey) {
       const [down, along] = ways[event.key];

@@ -31,10 +31,11 @@ Description = dict[str, Any]
 
 
 @cache
-def script() -> tuple[Markup, str]:
+def script() -> tuple[Markup, Markup]:
     """What the panel runs, and the source expression that lets a browser run this and nothing else."""
     text = "\n".join((Path(__file__).parent / name).read_text() for name in ("network.js", "panel.js"))
-    return Markup(text), f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+    digest = base64.b64encode(sha256(text.encode()).digest()).decode()
+    return Markup(text), Markup(f"'sha256-{digest}'")
 
 
 def panel_of(run: Run) -> Description | None:

@@ -127,7 +127,9 @@ def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None
         _listing("Published figures", "Figures that others published; not run here", quoted),
         _listing("Other figures", "All other rows of the results file", others),
     )
-    shown = [one for one in sections if one and (one.accuracies or one.charts or one.table or one.exhibits or one.panel)]
+    shown = [
+        one for one in sections if one and (one.accuracies or one.charts or one.table or one.exhibits or one.panel)
+    ]
     flags = flags_of(rows, worst, single, verdict.classifier)
     return View(run.results, verdict, shown, run.state, run.text, units, items, scale, flags)
 
