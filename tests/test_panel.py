@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import chromium
-from ell0 import models, recipe, report
+from ell0 import certify, models, recipe, report
 from ell0.cli import main
 from ell0.files import read_tensors
-from ell0.nn import InputClamp, InputScale
+from ell0.nn import InputClamp, InputScale, TruncatedLinear
 from ell0.recipe import gallery
 from ell0.report import panel, run_files
 from ell0.train import load_checkpoint
@@ -105,6 +106,22 @@ def test_the_script_answers_as_torch(make: Any) -> None:
     torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.skipif(NODE is None, reason="no node on this machine")
+def test_every_product_and_sum_is_rounded() -> None:
+    """In float64 the answers would be 2^-24, 1 + 2^-23 and -1 + 2^-24."""
+    product = 1 + 2**-12
+    for k, x, weight, expected in (
+        (0, [product, 1.0], [product, -(1 + 2**-11)], 0.0),
+        (0, [1.0] * 3, [1.0, 2**-24, 2**-24], 1.0),
+        (1, [1.0] * 7, [9.0, -9.0, -1.0, *[2**-26] * 4], -1.0),
+    ):
+        layer = TruncatedLinear(len(x), 1, k, bias=False)
+        layer.weight.data.copy_(torch.tensor(weight))
+        description = panel.describe(layer, (len(x),))
+        assert description is not None
+        assert _answers(description, torch.tensor([x])).item() == expected
+
+
 RECIPE = """
 name = "tiny"
 summary = "a dense classifier, and one with a proof"
@@ -172,6 +189,18 @@ def test_a_proof_of_the_gallery_is_that_of_the_run(panel_run: Path) -> None:
     assert max(radii[:3]) >= 1
 
 
+def test_a_proof_within_a_box_or_with_a_confidence_is_none_of_the_panel(
+    panel_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, network = recipe.load(panel_run / "recipe.toml"), recipe.model(load_checkpoint(panel_run / "f2")).eval()
+    given = "F(2)", "feature", network, torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
+    assert len([*gallery._radii(plan, *given)]) == 1
+    boxed = replace(plan, tasks=tuple(replace(task, betas=(1.0,)) for task in plan.tasks))
+    assert [*gallery._radii(boxed, *given)] == []
+    monkeypatch.setattr(certify, "certifier", lambda *_: SimpleNamespace(confidence=0.99))
+    assert [*gallery._radii(plan, *given)] == []
+
+
 def test_the_gallery_takes_what_the_worst_case_found(
     panel_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,11 +266,11 @@ def test_the_page_runs_this_script_alone(panel_run: Path, tmp_path: Path) -> Non
     assert "Attack it yourself" not in plain.text
 
 
-# Clicks these pixels, one after the other; gives what the panel shows after each: its link, and all logits.
+# Clicks these pixels, one after the other; gives what the panel shows after each: its link, answers and logits.
 _CLICKS = """{pixels}.map(pixel => {{
   document.querySelectorAll("[role=gridcell]")[pixel].click();
-  const logits = [...document.querySelectorAll(".says")].map(e => e.dataset.logits.split(" ").map(String));
-  return [document.querySelector("[data-part=link]").hash, logits];
+  return [document.querySelector("[data-part=link]").hash, [...document.querySelectorAll(".says")].map(
+    e => [e.textContent.split(" ")[1], e.dataset.logits.split(" ")])];
 }})"""
 
 # Goes to addresses, one after the other, and gives what the panel shows at each.
@@ -251,30 +280,31 @@ _ADDRESSES = """(async () => {{
     const moved = new Promise(done => frame.addEventListener("hashchange", done, {{once: true}}));
     frame.location.hash = hash;
     await moved;
-    const logits = [...document.querySelectorAll(".says")].map(e => e.dataset.logits.split(" "));
-    found.push([document.querySelector("[data-part=link]").hash, logits]);
+    found.push([document.querySelector("[data-part=link]").hash, [...document.querySelectorAll(".says")].map(
+      e => [e.textContent.split(" ")[1], e.dataset.logits.split(" ")])]);
   }}
   return found;
 }})()"""
 
 
-def compare(folder: Path, shown: list[tuple[str, list[list[str]]]]) -> int:
-    """Checks that the logits of each state are those of torch; gives how many are finite."""
+def compare(folder: Path, shown: list[tuple[str, list[tuple[str, list[str]]]]]) -> int:
+    """Checks that answers and logits of each state are those of torch; gives how many are finite."""
     arrays, _ = read_tensors(folder / "gallery.safetensors", "")
     names = [one["name"] for one in _content(folder)["classifiers"]]
     networks = [recipe.model(load_checkpoint(folder / recipe.slug(name))).eval() for name in names]
     finite = 0
-    for link, logits in shown:
+    for link, answers in shown:
         image, *changes = link.removeprefix("#attack=").split(",")
         x = arrays["clean"][int(image)].clone()
         for place, value in (change.split(":") for change in changes):
             x.view(-1)[int(place)] = float(value.replace("Infinity", "inf"))
-        for network, found in zip(networks, logits, strict=True):
+        for network, (says, found) in zip(networks, answers, strict=True):
             with torch.no_grad():
                 expected = network(x[None])[0]
             scale = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1)
             numbers = torch.tensor([float(one.replace("Infinity", "inf")) for one in found])
             torch.testing.assert_close(numbers / scale, expected / scale, rtol=0, atol=1e-4, equal_nan=True)
+            assert int(says) == expected.argmax()
             finite += int(expected.isfinite().all())
     return finite
 
@@ -385,3 +415,29 @@ def test_a_panel_of_recorded_attacks(panel_run: Path, tmp_path: Path) -> None:
        document.querySelector("[data-part=live]").hidden, document.querySelector("[data-part=recorded]").hidden])"""
     found, complaints = chromium.look(page, script, width=360)
     assert (found, complaints) == ([["says 0 ✓", "says 0 ✓"], "#attack=0", True, False], [])
+
+
+@chromium.needed
+@pytest.mark.parametrize(
+    ("unit", "counts"), [("pixel", ["1 pixel", "2 pixels"]), ("feature", ["3 inputs", "6 inputs"])]
+)
+def test_a_pixel_of_colours(
+    panel_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, counts: list[str]
+) -> None:
+    """It changes with all its channels, which count as one pixel or as three inputs."""
+    one = {"name": "C", "attacks": [[]], "said": [0], "says": [0], "radius": [3 if unit == "feature" else 1]}
+    one["network"] = panel.describe(models.small_cnn(in_shape=(3, 4, 4), width=2).eval(), (3, 4, 4))
+    content = {"classifiers": [one], "images": _coded(torch.zeros(48)), "shape": [3, 4, 4], "labels": [0]}
+    content |= {"classes": ["<i>zero"], "unit": unit, "values": [-1.0, 1.0, 100.0]}
+    monkeypatch.setattr(report, "panel_of", lambda _: content)
+    page = report.write([panel_run], tmp_path / "page.html")
+    script = """[5, 6].map(pixel => (document.querySelectorAll("[role=gridcell]")[pixel].click(),
+      ["[role=status]", ".proof", "[data-part=picture]", "button:disabled"]
+        .map(e => document.querySelector(e).textContent).concat(document.querySelector("[data-part=link]").hash)))"""
+    (first, second), complaints = chromium.look(page, script, width=360)
+    assert complaints == []
+    assert [first[0].split(" changed")[0], second[0].split(" changed")[0]] == counts
+    proven = one["radius"][0]
+    assert first[1] == f"{proven} changed, {proven} proven: this answer cannot change"
+    assert second[1] == f"{2 * proven} changed, {proven} proven: beyond the proof"
+    assert first[2:] == ["Image 1 of 1: <i>zero", "No attack on it was recorded", "#attack=0,5:-1,21:-1,37:-1"]
