@@ -111,7 +111,7 @@ def test_every_product_and_sum_is_rounded() -> None:
     """In float64 the answers would be 2^-24, 1 + 2^-23 and -1 + 2^-24."""
     product = 1 + 2**-12
     for k, x, weight, expected in (
-        (0, [product, 1.0], [product, -(1 + 2**-11)], 0.0),
+        (0, [1.0, product], [-(1 + 2**-11), product], 0.0),
         (0, [1.0] * 3, [1.0, 2**-24, 2**-24], 1.0),
         (1, [1.0] * 7, [9.0, -9.0, -1.0, *[2**-26] * 4], -1.0),
     ):
@@ -427,17 +427,20 @@ def test_a_pixel_of_colours(
     """It changes with all its channels, which count as one pixel or as three inputs."""
     one = {"name": "C", "attacks": [[]], "said": [0], "says": [0], "radius": [3 if unit == "feature" else 1]}
     one["network"] = panel.describe(models.small_cnn(in_shape=(3, 4, 4), width=2).eval(), (3, 4, 4))
-    content = {"classifiers": [one], "images": _coded(torch.zeros(48)), "shape": [3, 4, 4], "labels": [0]}
+    clean = torch.zeros(3, 4, 4)
+    clean[:, 1, 3] = -1.0  # which black does not change
+    content = {"classifiers": [one], "images": _coded(clean), "shape": [3, 4, 4], "labels": [0]}
     content |= {"classes": ["<i>zero"], "unit": unit, "values": [-1.0, 1.0, 100.0]}
     monkeypatch.setattr(report, "panel_of", lambda _: content)
     page = report.write([panel_run], tmp_path / "page.html")
-    script = """[5, 6].map(pixel => (document.querySelectorAll("[role=gridcell]")[pixel].click(),
+    script = """[5, 6, 7].map(pixel => (document.querySelectorAll("[role=gridcell]")[pixel].click(),
       ["[role=status]", ".proof", "[data-part=picture]", "button:disabled"]
         .map(e => document.querySelector(e).textContent).concat(document.querySelector("[data-part=link]").hash)))"""
-    (first, second), complaints = chromium.look(page, script, width=360)
+    (first, second, third), complaints = chromium.look(page, script, width=360)
     assert complaints == []
     assert [first[0].split(" changed")[0], second[0].split(" changed")[0]] == counts
     proven = one["radius"][0]
     assert first[1] == f"{proven} changed, {proven} proven: this answer cannot change"
     assert second[1] == f"{2 * proven} changed, {proven} proven: beyond the proof"
     assert first[2:] == ["Image 1 of 1: <i>zero", "No attack on it was recorded", "#attack=0,5:-1,21:-1,37:-1"]
+    assert ",7:1," in third[-1]
