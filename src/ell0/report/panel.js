@@ -136,12 +136,14 @@
       const attack = one.attacks[image], broken = one.says[image] !== label;
       const words = `Replay its attack: ${several(new Set(attack.map(([i]) => i % pixels)).size, "pixel")}`;
       const effect = broken ? "breaks it" : "it stands";
-      card.button.textContent = attack.length ? `${words}, ${effect}` : "No attack on it was recorded";
+      const none = one.said[image] === label ? "No attack on it was recorded" : "Wrong without an attack";
+      card.button.textContent = attack.length ? `${words}, ${effect}` : none;
+      card.button.setAttribute("aria-label", `${card.button.textContent} (${one.name})`);
       card.button.disabled = attack.length === 0;
     });
     picture.textContent = `Image ${image + 1} of ${count}: ${named(label)}`;
-    const verdict = wrong.length ? `Wrong: ${wrong.join(", ")}.` : unknown.length ? "" : "Every answer is right.";
-    const left = unknown.length ? `Not computed here: ${unknown.join(", ")}.` : "";
+    const verdict = wrong.length ? `Wrong: ${wrong.join("; ")}.` : unknown.length ? "" : "Every answer is right.";
+    const left = unknown.length ? `Not computed here: ${unknown.join("; ")}.` : "";
     status.textContent = [`${several(changed, units)} changed.`, verdict, left].filter(Boolean).join(" ");
     const changes = Array.from(x.keys()).filter((i) => x[i] !== clean[i]).map((i) => `,${i}:${x[i]}`);
     link.href = `#attack=${image}${changes.join("")}`;
