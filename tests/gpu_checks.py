@@ -338,7 +338,7 @@ def check_attacks() -> None:
     for name, attack in ATTACKS.items():
         cheap = {"queries": 60, "steps": 20}
         result = attack(net, x, y, ball, **{key: cheap[key] for key in signature(attack).parameters if key in cheap})
-        assert {value.device.type for value in vars(result).values()} == {DEVICE}, name
+        assert {value.device.type for value in vars(result).values() if isinstance(value, Tensor)} == {DEVICE}, name
         assert result.success.any(), name
         assert ball.contains(x, result.x_adv).all(), name
         assert torch.equal(net(result.x_adv).argmax(1) != y, result.success), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Generator, Tensor, nn
 from balls import within_one
 from ell0 import L0Ball, models
 from ell0.attacks import adaptive, sparse_rs
-from ell0.attacks.adaptive import _scorer
+from ell0.attacks.adaptive import _Greedy, _scorer
 from ell0.attacks.contract import Victim
 from ell0.data import SETS
 from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
@@ -232,3 +233,41 @@ def test_a_large_budget_grows_in_sets() -> None:
     result = adaptive(model, x, y, within_one(60), queries=60)
     assert result.success.all()
     assert result.queries.max() <= 60
+
+
+def test_the_best_candidate_stays_and_no_swap_does_harm() -> None:
+    g = Generator().manual_seed(0)
+    net, x = hidden(nn.Linear(30, 60), g), torch.rand(60, 30, generator=g, dtype=torch.float64) * 2 - 1
+    last = nn.Linear(4, 3).double()
+    last.bias.data = torch.tensor([900.0, 0.0, 0.0], dtype=torch.float64)  # no row falls: all candidates are tried
+    net.append(last)
+    y = torch.zeros(60, dtype=torch.int64)
+    for budget in (1, 3):
+        with Victim(net, x, y, L0Ball(budget, low=-3.0, high=3.0)) as victim:
+            clean, greedy = victim.margin.clone(), _Greedy(victim, _scorer(victim), 6, 400)
+            greedy.grow()
+            if budget == 1:
+                gained = victim.margin < clean
+                assert gained.sum() > 50
+                assert torch.equal(greedy._margin[gained], victim.margin[gained])
+            grown = greedy._margin.clone()
+            greedy.swap()
+            assert (greedy._margin <= grown).all()
+            assert torch.equal(greedy._margin, victim.judge(net(greedy._points), torch.arange(60))[0])
+    assert (greedy._margin < grown).any()
+
+
+def test_sets_of_units_are_the_best_ones_then_others_by_noise() -> None:
+    gain = -torch.rand(5, 40, generator=Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.zeros(5, 40, dtype=torch.float64)
+    with Victim(
+        lambda z: z[:, :2] + torch.tensor([1.0, 0.0]), x, torch.zeros(5).long(), L0Ball(8, low=-1.0, high=1.0)
+    ) as victim:
+        greedy = _Greedy(victim, _scorer(victim), 3, 10)
+        sets = [greedy._set(gain, torch.arange(5), 8, number, number).sort(1).values for number in range(3)]
+        again = greedy._set(gain, torch.arange(5), 8, 1, 7).sort(1).values
+    assert torch.equal(sets[0], gain.argsort(1)[:, :8].sort(1).values)
+    for one, other in combinations([*sets, again], 2):
+        assert (one != other).any(1).all()
+    # Better units come more often.
+    assert gain.gather(1, sets[1]).mean() < gain.mean() - 0.1

@@ -100,8 +100,10 @@ def test_a_box_of_the_ball_is_kept_row_by_row() -> None:
     assert (result.fell % 2 == 0).all()
     anything = replace(ball, low=-math.inf, high=math.inf)
     assert torch.equal(certify.challenge(model, x, y, torch.tensor([8, 7, 6] * 4), anything, CHEAP).fell, result.fell)
+    certify.challenge(model, 50 * x, y, torch.tensor([8, 7, 6] * 4), anything, CHEAP)
     claimed = torch.full((12,), 6)
-    assert not len(certify.challenge(model, x, y, claimed, L0Ball(6, low=0.0, high=0.1), CHEAP).fell)
+    narrow = L0Ball(6, low=0.0, high=torch.tensor(0.1))  # a tensor: meant so, though x is wider
+    assert not len(certify.challenge(model, x, y, claimed, narrow, CHEAP).fell)
     assert len(certify.challenge(model, x, y, claimed, L0Ball(6, low=0.0, high=9.0), CHEAP).fell)
 
 

@@ -184,3 +184,23 @@ def test_make_test_full_draws_more_cases() -> None:
     full, default = (settings.get_profile(name) for name in (profile, "default"))
     assert full.max_examples == 10 * default.max_examples
     assert not full.derandomize
+
+
+def test_certified_rows_are_told_apart_by_rule_and_seed() -> None:
+    """A vote has rows of several rules; a line of seeds is their mean; a line without rows is left out."""
+    found = Results("some", "ell0 run some", device="none", commit="000000000000")
+    for seed, shares in enumerate(((0.9, 0.5), (0.7, 0.3))):
+        who: dict[str, Any] = {"classifier": f"F, seed {seed}", "n": 100}
+        found.add(shares[0], what="clean_accuracy", **who)
+        for method, less in ((None, 0.0), ("plurality", 0.1)):
+            rule = {} if method is None else {"method": method}
+            found.add(shares[1] - less, what="certified_accuracy", budget=4, **rule, **who)
+            found.add(seed, what="certified_radius", **rule, **who)
+    both, first = (tables.of(classifiers=[f"F, seed {seed}" for seed in some]) for some in ((0, 1), (0,)))
+    lines = {"both": ("some", both), "one": ("some", first | {"method": "plurality"}), "none": ("absent", both)}
+    made = tables.certified("X", lines, (4, 5), "cifar-rivals")(tables.Files(some=found))
+    assert [list(line) for line in made.lines[:2]] == [
+        ["both, mean of 2 seeds", "80.0 %", "40.0 %", "-", "0.5", "1"],
+        ["one", "90.0 %", "40.0 %", "-", "0", "1"],
+    ]
+    assert str(made.lines[2][0]).endswith("published")

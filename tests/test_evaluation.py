@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from balls import within_one
-from ell0.attacks import ATTACKS, Attack, AttackResult
+from ell0.attacks import ATTACKS, Attack, AttackResult, declared
 from ell0.common import Progress, Step, silent
 from ell0.evaluation import Entry, Share, cascade, evaluate
+from ell0.nn import TruncatedLinear
 from ell0.results import Results
 from ell0.threat import L0Ball
 from spied_evaluation import D, Line, N, Odd, Spy, assert_same, each_row, evaluate_line, rows, two_spies
@@ -50,7 +52,7 @@ def test_the_attacks_run_on_what_stands() -> None:
     assert 0 < result.robust_accuracy < result.per_attack["first"].value < result.clean_accuracy
     row = result.per_attack["second"]
     queries, broken = sum(1 + row % 3 for row in stand), result.decided.count("second")
-    assert row.beside == {"white_box": False, "attacked": len(stand), "broken": broken, "queries": queries}
+    assert row.beside == {"white_box": False, "attacked": len(stand), "broken": broken, "queries": queries, "late": 0}
     assert broken > 0
     assert row.value == result.robust_accuracy == result.decided.count(None) / N
     assert (row.seconds or 0) > 0
@@ -172,12 +174,15 @@ def test_white_box_attacks_on_a_model_without_gradients(odd: str) -> None:
             evaluate(asked, x, y, within_one(2), attacks)
         assert spy.calls == []
         flag = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
-        assert evaluate(asked, x, y, within_one(2), {"spy": attacks["spy"]}).flags == (flag,)
+        told = (f"{flag}; raise the queries of spy",)
+        assert evaluate(asked, x, y, within_one(2), {"spy": attacks["spy"]}).flags == told
         spy.calls.clear()
         # Budget 0 runs no attack: which ones would have run is the point.
         result = evaluate(asked, x, y, within_one(0))
-        assert result.flags == (f"{flag}: sparse_pgd, sigma_zero, adaptive left out",)
-        assert list(result.attacks) == ["sparse_rs_corners", "sparse_rs_uniform"]
+        searches = ["sparse_rs_corners", "sparse_rs_uniform"]
+        left_out = f"{flag}: sparse_pgd, sigma_zero, adaptive left out"
+        assert result.flags == (f"{left_out}; raise the queries of {', '.join(searches)}",)
+        assert list(result.attacks) == searches
 
 
 def test_a_model_left_in_train_mode() -> None:
@@ -186,7 +191,7 @@ def test_a_model_left_in_train_mode() -> None:
     model[1].eval()
     model[1].weight.requires_grad_(True)
     result = evaluate(model, x, y, within_one(2), {"spy": Entry(Spy(), True)})
-    assert result.flags == ("model left in train mode: it was evaluated in eval mode",)
+    assert result.flags == ("model left in train mode: it was evaluated in eval mode; call model.eval()",)
     assert result.clean_accuracy == (N - 3) / N
     assert [module.training for module in model.modules()] == [True, True, False]
     assert model[1].weight.requires_grad
@@ -199,11 +204,58 @@ ONES = torch.ones(100, D), torch.ones(100, dtype=torch.int64)
 @pytest.mark.parametrize(("rows", "fires"), [(3, False), (4, True)])
 def test_search_beats_gradients_by_more_than_three_points(rows: int, fires: bool) -> None:
     white, black = Entry(Spy(reach=0), True), Entry(Spy(only=lambda ids: ids < rows), False)
-    words = "search beats gradients by 4.0 points: black broke rows that white had left standing"
+    words = "search beats gradients by 4.0 points: black broke rows that gradients alone (white) had left standing"
+    words += "; run the default attacks"
     assert evaluate(Line(), *ONES, within_one(D), {"white": white, "black": black}).flags == (words,) * fires
     # Rows that no white-box attack has tried say nothing about them.
     assert evaluate(Line(), *ONES, within_one(D), {"black": black, "white": white}).flags == ()
     assert evaluate(Line(), *ONES, within_one(D), {"black": black}).flags == ()
+
+
+def test_the_default_attacks_have_done_what_the_flag_would_ask_for() -> None:
+    white, black = Entry(Spy(reach=0), True), Entry(Spy(), False)
+    cheap = {name: partial(entry.attack, **cheapest(entry.attack)) for name, entry in cascade().items()}
+    assert evaluate(Line(), *ONES, within_one(D), {"white": white, "black": black}).flags
+    assert evaluate(Line(), *ONES, within_one(D), {"white": white, "black": black, **cheap}).flags == ()
+
+
+def cheapest(attack: Any) -> Mapping[str, Any]:
+    own = declared(attack)
+    assert own is not None
+    return own.cheap
+
+
+def test_a_truncated_model_wants_an_attack_that_knows_truncation() -> None:
+    x, y = rows()
+    model = nn.Sequential(TruncatedLinear(D, 2, 1)).eval()
+    y = model(x).argmax(1)
+    flag = "truncated model: no attack that ran looks into truncated layers; run adaptive too"
+    rs, adaptive = (partial(ATTACKS[name], queries=4) for name in ("sparse_rs", "adaptive"))
+    assert flag in evaluate(model, x, y, within_one(1), {"rs": rs}).flags
+    assert flag not in evaluate(model, x, y, within_one(1), {"rs": rs, "mine": adaptive}).flags
+    assert flag not in evaluate(nn.Sequential(TruncatedLinear(D, 2, 0)), x, y, within_one(1), {"rs": rs}).flags
+    assert flag not in evaluate(Line(), x, y, within_one(1), {"rs": rs}).flags
+
+
+@pytest.mark.parametrize(("count", "fires"), [(2, False), (3, True)])
+def test_rows_that_fall_late_say_that_more_queries_would_break_more(count: int, fires: bool, tmp_path: Path) -> None:
+    x, y = rows()
+    plain = evaluate(Line(), x, y, within_one(D), {"spy": Entry(Spy(reach=2), False)})
+    late = (plain.verdict == 1).nonzero()[:count]
+
+    def function(*arguments: Any, queries: int = 50, progress: Progress = silent, **rest: Any) -> AttackResult:
+        del progress, queries
+        result = Spy(reach=2)(*arguments, **rest)
+        when = torch.where(torch.isin(rest["rows"], late), 91, 90)  # of the 100 that rows which stand spend
+        return replace(result, queries=torch.where(result.success, when, 100), late=torch.zeros_like(result.success))
+
+    attack = Attack(function, white_box=False, gradients_only=False, random=False, cascade=None, cheap={}, strong=None)
+    told = partial(evaluate, Line(), x, y, within_one(D), {"slow": partial(attack, queries=70)})
+    flag = f"not converged: {count} rows fell in the last tenth of the queries; raise queries to 210 (slow)"
+    result = told(state_path=tmp_path / "state", batch=9)
+    assert result.flags == (flag,) * fires
+    assert result.per_attack["slow"].beside["late"] == count == int(result.late.sum())
+    assert told(state_path=tmp_path / "state").flags == result.flags
 
 
 def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() -> None:
@@ -217,7 +269,10 @@ def test_a_white_box_attack_that_searches_does_not_hide_that_gradients_fail() ->
     gradients, search = own(0, True), own(D, False)
     result = evaluate(Line(), *ONES, within_one(D), {"gradients": gradients, "search": partial(search)})
     assert result.attacks == {"gradients": True, "search": True}
-    words = "search beats gradients by 100.0 points: search broke rows that gradients had left standing"
+    words = (
+        "search beats gradients by 100.0 points: search broke rows that gradients alone (gradients) had left standing"
+    )
+    words += "; run the default attacks"
     assert result.flags == (words,)
     # By itself it is no attack by gradients alone, which others could beat.
     assert evaluate(Line(), *ONES, within_one(D), {"a": own(0, False), "b": Entry(Spy(), False)}).flags == ()
@@ -262,7 +317,8 @@ def test_a_lie_is_found(lie: Callable[[Tensor, Tensor], Tensor], distance: int, 
 def test_errors_of_a_random_model_that_do_not_come_back_are_counted() -> None:
     lucky = claiming(lambda x, _: x.masked_fill(torch.arange(D) == 7, 0.0))
     result = evaluate(Odd("random").eval(), *FOUR, within_one(1), lucky)
-    assert result.flags == ("random outputs: two forward passes differ, and 4 errors did not come back at the end",)
+    words = "random outputs: two forward passes differ, and 4 errors did not come back at the end"
+    assert result.flags == (f"{words}; fix its seed, or average its outputs",)
 
 
 def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
@@ -276,9 +332,8 @@ def test_claims_that_the_attack_takes_back_are_counted(tmp_path: Path) -> None:
         return AttackResult(**{**vars(result), **found, "x_adv": x_adv, "margin": -taken.float()})
 
     once = partial(evaluate_line, ball=within_one(D), batch=7, state_path=tmp_path / "state")
-    flags = (
-        "claims taken back: 18 rows were broken in a query, but not in the attack's own check; they count as standing"
-    )
+    flags = "claims taken back: 18 rows were broken in a query, but not in the attack's own check"
+    flags += "; they count as standing, add them to the uncertainty"
     modestly = {"modest": Entry(modest, False)}
     result = once(attacks=modestly)
     assert result.decided.count(None) == 18
@@ -315,7 +370,7 @@ def test_a_break_on_the_boundary_is_no_lie() -> None:
 
     result = evaluate(model, x.double(), y, within_one(1), moved(-4.5e-6), batch=4)
     words = "on the boundary: 4 broken rows lie so near that the model did not err on them at the end"
-    assert result.flags == (f"{words}; they count as broken",)
+    assert result.flags == (f"{words}; they count as broken, add them to the uncertainty",)
     assert not result.robust_accuracy
     with pytest.raises(RuntimeError, match="'liar' says that its point for row 0 is misclassified"):
         evaluate(model, x.double(), y, within_one(1), moved(0.02), batch=4)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +68,9 @@ def test_no_link_leads_out_of_a_run_folder(tiny: Path, out: Path, tmp_path: Path
     Path(shutil.move(link, outside))
     link.symlink_to(outside)
     before = contents(outside) if outside.is_dir() else outside.read_bytes()
-    try:
+    refused = pytest.raises(FileError, match=re.escape(f"{link} is a link"))
+    with nullcontext() if name in ("gallery.safetensors", "verdicts/0.safetensors", "f0/log.jsonl") else refused:
         recipe.run(tiny, out=out, device="cpu")
-    except FileError as error:
-        assert str(link) in str(error)  # noqa: PT017
-        assert "link" in str(error)  # noqa: PT017
     assert before == (contents(outside) if outside.is_dir() else outside.read_bytes())
 
 

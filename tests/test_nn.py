@@ -226,6 +226,7 @@ def test_threads_share_what_is_prepared() -> None:
         first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
+    assert vars(layer)["_prepared"] is not None
     layer(x).sum().backward()
     second.__exit__(None, None, None)
     assert layer._prepared is None

@@ -281,15 +281,3 @@ def test_print_shows_a_recipe_to_copy(home: Path, capsys: pytest.CaptureFixture[
         assert main(["run", name, "--print"]) == 0
         (home / "copy.toml").write_text(capsys.readouterr().out)
         assert recipe.load("copy.toml") == recipe.load(name)
-
-
-def test_a_sweep_lies_in_the_folder_of_its_name(home: Path) -> None:
-    content = tomllib.loads((home / "mine.toml").read_text())
-    del content["classifier"][0]["training"]["seed"]
-    content["classifier"][0]["name"] = "mine"
-    content |= {"name": "swept", "measure": content["measure"][:1], "sweep": {"seed": [0, 1], "k": [0]}}
-    (home / "other.toml").write_text(to_toml(content))
-    assert main(["run", "other.toml", "--device", "cpu", "--allow-code", "--quiet"]) == 0
-    assert {path.name for path in (home / "runs").iterdir()} == {"swept"}
-    names = {path.name for path in (home / "runs" / "swept").iterdir()}
-    assert names == {"swept-k0-seed0", "swept-k0-seed1", "report.html"}

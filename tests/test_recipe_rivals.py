@@ -178,6 +178,7 @@ def test_the_page_says_what_a_vote_is(ran: Path) -> None:
     assert "Votes certify parts with 5 forward passes a row, copies with 70 forward passes a row; where" in text
     assert re.search(r"copies \d any value, with 90.0.% confidence", text)
     assert re.search(r"parts \d any value \d", text)
+    assert text.count("trained on its bound") == 1  # FPA is not
 
 
 def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +198,7 @@ def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.Captu
     assert broken["value"] == 0 < broken["n"]
     words[1] = str(ran / "copies")
     assert main([*words, "--unit", "pixel", "--challenge"]) == 1
-    assert "its certificates hold with a probability alone" in capsys.readouterr().err
+    assert "certificates hold with a probability alone" in capsys.readouterr().err
 
 
 BASE = 'base = { name = "cnn", widths = [6, 8], hidden = [9] }\n'
@@ -221,8 +222,8 @@ CERTIFIED = 'what = "certified_accuracy"\n'
         ('unit = "pixel"\n', "", 'budget 1, 2: unit must be "pixel", of which a copy sees all channels, got "feature"'),
         ("budgets = [1, 2]", 'budgets = "k"', "measure 2: budgets must be a list for parts, which has no k, got 'k'"),
         ("epochs = 10\n", "epochs = 10\ntrades = { budget = 2 }\n", "must have neither certified nor trades for votes"),
-        (CERTIFIED, 'what = "worst_case"\n', "classifiers must be without parts, whose votes have no gradient"),
-        (CERTIFIED, 'what = "robust_accuracy"\nattack = "sparse_pgd"\n', "without parts, whose votes have no gradient"),
+        (CERTIFIED, 'what = "worst_case"\n', "classifiers must be without copies, whose votes have no gradient"),
+        (CERTIFIED, 'what = "robust_accuracy"\nattack = "sparse_pgd"\n', "copies, whose votes have no gradient"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old: str, new: str, message: str) -> None:

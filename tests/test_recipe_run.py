@@ -233,7 +233,8 @@ def evaluation(verdict: list[int], distance: list[int], attacks: list[str], beta
     nothing = torch.zeros(n, len(attacks), dtype=torch.int64)
     return Evaluation(
         L0Ball(2, low=-beta, high=beta), dict.fromkeys(attacks, False), (1, 2), torch.tensor(verdict),
-        torch.tensor(distance), torch.zeros(n, 1), nothing, nothing, (0.5,) * len(attacks), 9, (f"flag {beta:g}",),
+        torch.tensor(distance), torch.zeros(n, 1), nothing, nothing, torch.zeros(n) > 0,
+        (0.5,) * len(attacks), 9, (f"flag {beta:g}",),
     )  # fmt: skip
 
 

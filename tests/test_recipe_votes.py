@@ -74,9 +74,8 @@ queries = [6]
 unit = "pixel"
 [[measure]]
 what = "worst_case"
-classifiers = ["grids"]
 budgets = [1]
-queries = 4
+queries = 20
 steps = 2
 unit = "pixel"
 """
@@ -132,8 +131,9 @@ def test_clean_certified_and_attacked_figures_are_those_of_the_model(ran: Path) 
         assert clean == float((model(x).argmax(1) == y).double().mean()) > 0.5
         attacked = results.find(what="robust_accuracy", classifier=name, attack="sparse_rs").value
         assert results.find(what="certified_accuracy", classifier=name, budget=1).value <= attacked <= clean
-    worst = results.find(attack="worst case", classifier="grids")
-    assert 0.2 < worst["certified"] <= worst.value
+        worst = results.find(attack="worst case", classifier=name)
+        assert 0.2 < worst["certified"] <= worst.value
+        assert not any("votes of parts" in flag for flag in worst["flags"])
     assert "grids" in report.page([ran])
 
 
@@ -199,7 +199,6 @@ def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest
         ("budget = 3\n", "budget = 4\n", "grids: budget must be below half of the parts, got budget=4 with 8 parts"),
         ("mix = 0.5", "mix = 1.5", "certified: mix must lie in [0, 1], got 1.5"),
         ("mix = 0.5", "quick = true", "certified: unknown key 'quick'"),
-        ('classifiers = ["grids"]', 'classifiers = ["dealt"]', "must be without dealt, whose votes have no gradient"),
         (
             "budgets = [1, 2, 3, 8]",
             "budgets = [1]\nbeta = [1.0]",
@@ -213,6 +212,16 @@ def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old:
     with pytest.raises(ValueError, match=re.escape(message)):
         recipe.run(write_votes(tmp_path, VOTES.replace(old, new)), out=tmp_path / "run", device="cpu")
     assert not list((tmp_path / "run").glob("*/checkpoint.safetensors"))
+
+
+def test_the_sandwich_attacks_what_is_proven_at_every_budget() -> None:
+    votes, sandwich = recipe.load("cifar-votes"), recipe.load("cifar-votes-sandwich")
+    assert [one.model for one in sandwich.everyone()] == [one.model for one in votes.everyone()]
+    proven = {(t.classifier.name, t.budgets, t.unit) for t in votes.tasks if t.what == "certified_accuracy"}
+    for what in ("certified_accuracy", "worst_case"):
+        tasks = [task for task in sandwich.tasks if task.what == what]
+        assert {(task.classifier.name, task.budgets, task.unit) for task in tasks} == proven
+        assert {task.rows for task in tasks} == {1000}
 
 
 SHIPPED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+import ell0
 
 ROOT = Path(__file__).resolve().parent.parent
 Names = dict[str, Any]
@@ -19,9 +23,13 @@ def accuracy(names: Names) -> float:
 
 
 def readme(names: Names) -> None:
-    attacked, certified = names["evaluation"].robust_accuracy, names["certified"]
-    assert names["evaluation"].clean_accuracy > 0.85
-    assert 0.45 < certified[2] <= attacked
+    own, attacked, certified = names["evaluation"], names["attacked"], names["certified"]
+    assert own.clean_accuracy > 0.85
+    assert 0 < own.robust_accuracy < 0.4
+    assert not own.flags
+    assert "3 features changed, values in [0, 1]" in str(own)
+    assert attacked.clean_accuracy > 0.85
+    assert 0.45 < certified[2] <= attacked.robust_accuracy
     assert certified[2] < certified[1]
 
 
@@ -89,6 +97,16 @@ def test_every_document_with_an_example_is_checked() -> None:
 def test_examples_reach_a_sensible_result(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: Names = {}
     monkeypatch.chdir(tmp_path)
+    fit = ell0.train.fit
+
+    def checked(model: nn.Module, data: tuple[Tensor, Tensor], *arguments: Any, **named: Any) -> Any:
+        found = fit(model, data, *arguments, **named)
+        with torch.no_grad():
+            learnt = (copy.deepcopy(model).eval()(data[0]).argmax(1) == data[1]).float().mean()
+        assert learnt > 0.75, "the example trains nothing"
+        return found
+
+    monkeypatch.setattr(ell0.train, "fit", checked)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for block in blocks(ROOT / document):

@@ -27,6 +27,17 @@ class Backwards(nn.Module):
         return self.last(F.relu(self.first(x.flatten(1))))
 
 
+class LinearFirst(nn.Module):
+    """A CNN that names its last layer first, so that the features of a row are guessed wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(36, 3), nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.body(x).flatten(1)))
+
+
 class Convolutional(nn.Module):
     def __init__(self, first: nn.Module | None = None) -> None:
         super().__init__()
@@ -289,6 +300,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
         r"Conv1d at conv must see the samples one by one, got shape \(6, 2, 6\) for 2 samples",
     ),
     (Convolutional, None, r"input_shape must be given for this model: truncate\(model, k, input_shape="),
+    (LinearFirst, None, r"input_shape must be given for this model: truncate\(model, k, input_shape=x.shape\[1:\]\)"),
     (lambda: nn.Conv2d(2, 4, 3), None, r"input_shape must be given for this model: truncate\(model, k, input_shape="),
     *((lambda: nn.Linear(8, 3), bad, "input_shape must be a shape of") for bad in ((), (8.0,), (0,), (True,), 10)),
 ]

@@ -58,3 +58,33 @@ def test_a_point_outside_the_box_is_a_bug_that_is_seen(victim: Victim) -> None:
     victim.margins(torch.tensor([[0.5, 0.5, -3.0]]), torch.tensor([1]))
     with pytest.raises(AssertionError, match="left the ball: x_adv of row 1"):
         victim.result()
+
+
+def test_rows_that_fall_in_the_last_tenth_of_the_queries_are_late() -> None:
+    x, y = torch.full((4, 2), 0.5), torch.tensor([0, 0, 0, 1])
+
+    def model(points: torch.Tensor) -> torch.Tensor:
+        return torch.stack([points[:, 0], torch.zeros(len(points))], 1)
+
+    with Victim(model, x, y, within_one(1)) as victim:
+        for query in victim.while_standing(range(20), "any"):
+            falls = torch.tensor([4, 18, 99])[victim.standing] == query
+            points = x[victim.standing].clone()
+            points[:, 0] = torch.where(falls, -1.0, 0.5)
+            victim.margins(points, victim.standing)
+        result = victim.result()
+    assert result.queries.tolist() == [5, 19, 20, 0]
+    assert result.late is not None
+    assert result.late.tolist() == [False, True, False, False]
+    assert repr(result).splitlines() == [
+        "3 of 4 rows broken, by 1 change in the median",
+        "1 of them misclassified from the start",
+        "ball: 1 feature changed, values in [-1, 1]",
+        "queries a row: 11, at most 20",
+        "not converged: 1 row fell in the last tenth of the queries",
+    ]
+
+
+def test_an_attack_for_few_changes_has_no_late_rows(victim: Victim) -> None:
+    assert victim.result().late is None
+    assert repr(victim.result()).startswith("0 of 2 rows broken\nball: 2 features")

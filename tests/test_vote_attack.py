@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from ell0 import L0Ball, certify, data, evaluate, train
 from ell0.attacks import ATTACKS, adaptive, sigma_zero, sparse_pgd, sparse_rs
 from ell0.attacks.adaptive import _vote
 from ell0.attacks.contract import Victim
+from ell0.attacks.parts import PartSearch
 from ell0.attacks.surrogate import Vote, surrogate_gradients
 from ell0.certify import Partition, PartVote, Rule
 from ell0.evaluation import Entry
@@ -125,7 +126,8 @@ def enumerated(model: PartVote, x: Tensor, y: Tensor, budget: int, apart: bool) 
 
 
 @few
-@given(seeds, st.sampled_from(RULES), st.integers(2, 4), st.integers(1, 3), st.integers(1, 2))
+@given(seeds, st.sampled_from(RULES), st.integers(2, 5), st.integers(1, 3), st.integers(1, 2))
+@example(10, "plurality", 5, 1, 2)  # a tie that the rival loses, and one that another wins
 def test_what_can_be_enumerated_is_found(seed: int, rule: Rule, classes: int, budget: int, size: int) -> None:
     """Six parts of one or two numbers, of which each has two values."""
     model, x = vote((6 * size,), 6, classes, seed, rule), random(40, 6 * size, seed=seed)
@@ -136,6 +138,43 @@ def test_what_can_be_enumerated_is_found(seed: int, rule: Rule, classes: int, bu
     missed = int((enumerated(model, x, y, budget, apart=True) & ~found).sum())
     # Two classes, and counted votes, are decided by one sum over parts. A third class may spoil a duel that is won.
     assert missed <= (0 if classes == 2 or rule == "plurality" else 3)
+
+
+@pytest.mark.parametrize("unit", get_args(Unit))
+def test_each_query_changes_one_unit_in_every_part_and_all_corners_are_tried(unit: Unit) -> None:
+    model, x = vote((3, 2, 3), 2), random(4, 3, 2, 3, seed=1).clamp(-0.9, 0.9)
+    model.network.register_forward_hook(lambda _, __, logits: logits + torch.tensor([100.0, 0.0, 0.0]))  # no row falls
+    numbers = [3 * list(range(6)), list(range(18))][unit == "feature"]  # the unit of each number
+    parts = model.owner.repeat(3)
+    with Victim(model, x, torch.zeros(4).long(), L0Ball(1, unit, -1.0, 1.0)) as victim:
+        asked, ask = list[Tensor](), victim.ask
+
+        def spy(function: Any, points: Tensor, at: Tensor) -> Tensor:
+            asked.append(points[at == 3])
+            return ask(function, points, at)
+
+        victim.ask = spy  # type: ignore[method-assign]
+        found = _vote(victim)
+        assert found is not None
+        PartSearch(victim, *found).run(60)
+    tried = set[tuple[int, tuple[float, ...]]]()
+    corners = 8 * 6 if unit == "pixel" else 2 * 18
+    for points in asked[1 : 1 + corners // 2]:
+        changed = {n for n in range(18) if points[0].flatten()[n] != x[3].flatten()[n]}
+        units = {numbers[n] for n in changed}
+        assert sorted(int(parts[u]) for u in units) == [0, 1]
+        tried |= {(u, tuple(points[0].flatten()[[n for n in range(18) if numbers[n] == u]].tolist())) for u in units}
+    assert len(tried) == corners
+
+
+def test_a_part_that_cannot_change_is_left_alone() -> None:
+    """Numbers lie in [0.5, 1.5], and one part is frozen; the budget would do for all."""
+    model, x = vote((8,), 4), random(20, 8, seed=1).clamp(-1, 1) / 2 + 1
+    mutable = model.owner != 1
+    ball = L0Ball(4, low=0.5, high=1.5, mutable=mutable)
+    result = adaptive(model, x, model(x).argmax(1), ball, queries=30)
+    assert torch.equal(result.x_best[:, ~mutable], x[:, ~mutable])
+    assert (result.x_best[:, mutable] != x[:, mutable]).any()
 
 
 @pytest.mark.parametrize("strides", [(3, 3), (2, 4)])
@@ -251,12 +290,13 @@ def test_a_vote_without_an_attack_made_for_it_is_flagged(rule: Rule) -> None:
     model.tau = 1e-9
     y, ball = model(x).argmax(1), L0Ball(1, low=-4.0, high=4.0)
     rs = {"rs": partial(sparse_rs, queries=5)}
-    surrogate = "zero or NaN gradients: at 20 of 20 rows, where attacks by gradients follow a surrogate"
+    surrogate = "zero or NaN gradients: at 20 of 20 rows, where attacks by gradients follow a surrogate; "
+    surrogate += "raise the queries of "
     blind = evaluate(model, x, y, ball, {**rs, "pgd": partial(sparse_pgd, steps=5)}).flags
-    missing = "votes of parts without an attack made for them: adaptive did not run"
-    assert blind[:2] == (surrogate, missing)
+    missing = "votes of parts without an attack made for them: run adaptive too"
+    assert blind[:2] == (f"{surrogate}rs", missing)
     made = {**rs, "mine": partial(adaptive, queries=20)}
-    assert evaluate(model, x, y, ball, made).flags[:1] == (surrogate,)
+    assert evaluate(model, x, y, ball, made).flags[:1] == (f"{surrogate}rs, mine",)
     assert missing not in evaluate(model, x, y, ball, made).flags
     assert missing not in evaluate(lambda x: model(x), x, y, ball, rs).flags
     # An attack of others sees the model's own gradient alone.

@@ -238,8 +238,8 @@ def test_a_function_of_arrays() -> None:
     ("model", "options", "words"),
     [
         (3, {}, "model must be a module, a function, or a classifier with decision_function or predict_proba, got 3"),
-        (Returns(lambda z: {"a": z, "b": z}), {}, r"a dict with 'a', 'b': say which holds logits, ell0.wrap"),
-        (Returns(lambda z: (z.sum(), z.sum())), {}, r"a tuple with 0, 1: say which holds logits"),
+        (Returns(lambda z: {"a": z, "b": z}), {}, r"a dict with 'a', 'b': say which holds them, ell0.wrap"),
+        (Returns(lambda z: (z.sum(), z.sum())), {}, r"a tuple with 0, 1: say which holds them"),
         (Returns(lambda z: {"a": z}), {"output": "b"}, "output must name a part of what the model returns, got 'b'"),
         (Returns(lambda z: z.argmax(1)), {}, "model must return logits or probabilities, .* got a int64"),
     ],

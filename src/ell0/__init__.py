@@ -9,7 +9,21 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import attacks, certify, data, export, models, nn, ops, part_networks, recipe, report, theory, train
+    from . import (
+        attacks,
+        certify,
+        data,
+        evaluation,
+        export,
+        models,
+        nn,
+        ops,
+        part_networks,
+        recipe,
+        report,
+        theory,
+        train,
+    )
     from .attacks import ATTACKS
     from .evaluation.evaluate import evaluate
     from .nn import truncate
@@ -27,6 +41,7 @@ __all__ = [
     "certify",
     "data",
     "evaluate",
+    "evaluation",
     "export",
     "models",
     "nn",

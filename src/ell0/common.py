@@ -16,12 +16,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """Returns value as an int if it is one, or numpy's, and >= least; raises a ValueError that names it otherwise."""
+def check_count(name: str, value: object, least: int = 1, bits: int | None = 63) -> int:
+    """Returns value as an int if it is one, or numpy's, and >= least; raises a ValueError that names it otherwise.
+
+    bits: as many as it may have; None: any.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-    if value >= 2**63:
-        raise ValueError(f"{name} must be less than 2**63, got {value!r}")
+    if bits is not None and value >= 2**bits:
+        raise ValueError(f"{name} must be less than 2**{bits}, got {value!r}")
     return int(value)
 
 

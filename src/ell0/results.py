@@ -140,9 +140,10 @@ class Measurement(Mapping[str, Any]):
 
 
 _FIELDS = tuple(each.name for each in fields(Measurement) if each.name not in ("what", "value", "identity"))
-_FIGURES = ("value", "n", "low", "high", "paper", "paper_n", "seconds", "certified")
+_FIGURES = ("value", "low", "high", "paper", "seconds", "certified")
 _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys((*_FIGURES, "k", "budget", "queries", "steps", "beta"), (int | float, "a number")),
+    **dict.fromkeys(("n", "paper_n"), (int, "an int")),
     **dict.fromkeys(("what", "classifier", "attack", "unit", "box", "protocol"), (str, "a text")),
     **{"decided": (dict, "an object"), "beside": (dict, "an object"), "flags": (list, "a list")},
 }

@@ -109,7 +109,7 @@ class L0Ball:
             least, most = self._range(x)
             if (width := self.high - self.low) > 0 and (least < self.low - width or most > self.high + width):
                 scale = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
-                way = f"L0Ball.of(x, {self.budget}, {self.unit!r}) takes the range of x"
+                way = f"give low={least:g} and high={most:g}, as L0Ball.of(x, {self.budget}, {self.unit!r}) does"
                 raise ValueError(f"low and high must be of the scale of x: {scale}; {way}")
 
     def doubt(self, x: Tensor) -> str | None:

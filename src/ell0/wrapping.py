@@ -124,8 +124,9 @@ class Wrapped(nn.Module):
             fits = [key for key, value in parts.items() if _fits(value, len(x))]
             key = next((key for key in ("logits", 0) if key in fits), fits[0] if len(fits) == 1 else None)
             if key is None:
-                kind = f"a {type(answer).__name__} with {', '.join(map(repr, parts))}"
-                raise ValueError(f"model returns {kind}: say which holds logits, ell0.wrap(model, output=...)")
+                some = ", ".join([*map(repr, parts)][:6] + ["..."] * (len(parts) > 6))
+                got = f"a {type(answer).__name__} with {some}: say which holds them, ell0.wrap(model, output=...)"
+                raise ValueError(f"model must return logits, got {got}")
             part = parts[key]
         return torch.as_tensor(part, device=x.device) if isinstance(part, np.ndarray) else part
 

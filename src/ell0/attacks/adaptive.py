@@ -29,7 +29,7 @@ _INSIDE = 0.999  # of the way from one threshold of a mask to the other: values 
 
 @attack(
     white_box=True, gradients_only=False, random=True, cascade=3,
-    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600}, knows_votes=True,
+    cheap={"queries": 24, "candidates": 2}, strong={"queries": 600}, knows_truncation=True, knows_votes=True,
 )  # fmt: skip
 def adaptive(
     model: Model,

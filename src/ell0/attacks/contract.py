@@ -23,7 +23,7 @@ __all__ = ["AttackResult", "Model", "Victim"]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttackResult:
     """What an attack found for each of n rows. All tensors are on the device of x.
 
@@ -33,6 +33,9 @@ class AttackResult:
     queries: ``(n,)`` int64; one forward is 1, one backward is 1, the clean check is free.
     x_best, margin: ``(n, ...)`` and ``(n,)``, the point of the lowest margin seen inside the ball, x included. The
         margin is z_y - max of the other logits, or with a target the max of the other logits - z_target.
+    ball: of the attack.
+    late: ``(n,)`` bool; the row fell in the last tenth of the queries that a standing row of its batch has spent. More
+        queries may break more. None for an attack that goes on after a break, for few changes.
     """
 
     x_adv: Tensor
@@ -41,6 +44,22 @@ class AttackResult:
     queries: Tensor
     x_best: Tensor
     margin: Tensor
+    ball: L0Ball | None = None
+    late: Tensor | None = None
+
+    def __repr__(self) -> str:
+        found = self.distance[self.success & (self.distance > 0)]
+        median = "" if not len(found) else f", by {_several(int(found.median()), 'change')} in the median"
+        lines = [f"{int(self.success.sum())} of {len(self.success)} rows broken{median}"]
+        if wrong := int((self.success & (self.distance == 0)).sum()):
+            lines.append(f"{wrong} of them misclassified from the start")
+        if self.ball is not None:
+            lines.append(f"ball: {self.ball}")
+        lines.append(f"queries a row: {float(self.queries.double().mean()):.0f}, at most {int(self.queries.max())}")
+        if self.late is not None and self.late.any():
+            rows = _several(int(self.late.sum()), "row")
+            lines.append(f"not converged: {rows} fell in the last tenth of the queries")
+        return "\n".join(lines)
 
 
 def by_unit(numbers: Tensor, unit: Unit) -> Tensor:
@@ -237,7 +256,10 @@ class Victim:
             refuted = claimed[~wrong]
             success[refuted], distance[refuted] = False, -1
             x_adv[refuted] = self.x[refuted]
-        return AttackResult(x_adv, success, distance, self.queries, self.x_best, self.margin)
+        spent = self.queries[~success]
+        late = success & (self.queries > (0.9 * int(spent.max()) if len(spent) else torch.inf))
+        found = x_adv, success, distance, self.queries, self.x_best, self.margin, self.ball
+        return AttackResult(*found, late=None if self._minimal else late)
 
     def _learn(self, points: Tensor, at: Tensor, logits: Tensor, cost: int) -> tuple[Tensor, Tensor]:
         """Counts the queries and keeps what is new. Returns margins and errors, ``(m,)`` each."""
@@ -287,6 +309,10 @@ class Victim:
         if not top.isfinite().all():
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
+
+
+def _several(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _are_logits(answer: object) -> bool:

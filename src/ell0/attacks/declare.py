@@ -28,6 +28,7 @@ class Attack(Generic[P]):
     gradients_only: it uses nothing but gradients. Evaluation raises a flag if a search breaks many rows that it left.
     random: its result depends on the generator.
     cascade: its place in the default evaluation, the cheapest first; None: it is not part of that.
+    knows_truncation: it looks into truncated layers. Evaluation raises a flag if no such attack runs on them.
     knows_votes: it looks at the parts of a vote one by one. Evaluation raises a flag if no such attack runs on a vote.
     variants: settings by name. The default evaluation runs each of them, as ``attack_variant``.
     cheap: settings with which tests run it in a moment.
@@ -41,6 +42,7 @@ class Attack(Generic[P]):
     cascade: int | None
     cheap: Mapping[str, Any]
     strong: Mapping[str, Any] | None
+    knows_truncation: bool = False
     knows_votes: bool = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

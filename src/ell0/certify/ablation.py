@@ -57,6 +57,7 @@ class RandomisedAblation(nn.Module, Certifier):
     """
 
     confidence: float
+    _kept: tuple[object, Tensor] | None = None
 
     def __init__(
         self,
@@ -83,8 +84,9 @@ class RandomisedAblation(nn.Module, Certifier):
         if self.training:
             noise = torch.rand(len(x), self._pixels(x), device=x.device)
             return _logits(self.base, x, smallest(noise, self.keep).unsqueeze(0))
-        alike = torch.zeros(1, dtype=torch.int64, device=x.device)
-        seen, base = self._seen(x, Draws(None, alike), alike, range(self.selection)), self._voter(x)
+        seen, base = self._always_seen(x), self._voter(x)
+        if torch.compiler.is_exporting():  # the loop would be one for this number of rows
+            return self._count(base, x, seen.expand(-1, x.shape[0], -1)).to(x.dtype)
         return torch.cat([self._count(base, row, seen) for row in x.split(1)]).to(x.dtype)
 
     def limit(self, x: Tensor, ball: L0Ball) -> int:  # noqa: ARG002
@@ -131,10 +133,19 @@ class RandomisedAblation(nn.Module, Certifier):
         moments = torch.arange(queries[0], queries[-1] + 1, device=x.device).unsqueeze(1)
         return smallest(draws.bits(at, moments, self._pixels(x)), self.keep)
 
+    def _always_seen(self, x: Tensor) -> Tensor:
+        """Which pixels the copies see whose votes are the answer, kept for the next call: ``(selection, 1, units)``."""
+        key = (self.selection, self.keep, self._pixels(x), x.device)
+        if self._kept is None or self._kept[0] != key:
+            with torch.inference_mode(False):
+                alike = torch.zeros(1, dtype=torch.int64, device=x.device)
+                self._kept = key, self._seen(x, Draws(None, alike), alike, range(self.selection))
+        return self._kept[1]
+
     def _count(self, base: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             logits = _logits(base, x, seen)
-        return tally(logits.argmax(1).view(len(seen), len(x)), logits.shape[1])
+        return tally(logits.argmax(1).view(len(seen), -1), logits.shape[1])
 
     def _pixels(self, x: Tensor) -> int:
         units = x.shape[2:].numel() if x.ndim == 4 else x.shape[1]

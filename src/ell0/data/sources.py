@@ -23,7 +23,10 @@ CLIENT_SECONDS = 1800.0
 _MOST_BYTES, _MOST_AT_ONCE, _MOST_MEMBERS = 1 << 29, 1 << 26, 10_000  # of an archive
 
 # What a source raises if the network, the server or the package is at fault; anything else is a bug here.
-FAILURES = (OSError, ValueError, EOFError, RecursionError, http.client.HTTPException, tarfile.TarError, zlib.error)
+FAILURES = (
+    OSError, ValueError, EOFError, RecursionError, OverflowError,
+    http.client.HTTPException, tarfile.TarError, zlib.error,
+)  # fmt: skip
 
 
 def idx_mirror(base: str, files: Sequence[File], work: Path, progress: Progress) -> Items:

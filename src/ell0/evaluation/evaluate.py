@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attacks import ATTACKS, AttackResult, declared, sparse_pgd, sparse_rs
 from ..attacks.contract import Victim
-from ..attacks.surrogate import Vote
 from ..common import Progress, Step, check_count, did_you_mean, seeded, silent
 from ..files import check_out
 from ..parallel import ALONE, Team
@@ -24,7 +23,7 @@ from ..results import CLEAN, Share
 from ..threat import L0Ball
 from ..wrapping import Model, as_rows, batches, wrap
 from .evaluation import Evaluation, percent
-from .flags import PROBED, Attacked, Probe, check_claims, clean_pass, raised, unfounded
+from .flags import PROBED, Attacked, Probe, Ran, check_claims, clean_pass, raised, unfounded
 from .identity import of_attack, of_model, of_value
 from .state import State, compact
 
@@ -136,7 +135,7 @@ def evaluate(
         preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
             queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
-        batch: rows in one call of an attack, on each rank; no result depends on it if no answer of the model does.
+        batch: rows in one call of an attack, on each rank; no verdict depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         tf32: on a GPU, attacks query in TF32, several times faster; a row is broken only if the model also errs in
             float32 on the point that was found.
@@ -179,13 +178,7 @@ def evaluate(
     if not found:
         raise ValueError("x must have at least one row, got no batch")
     state, probe, ran = State.joined([one.state for one in found]), found[0].probe, found[0].attacks
-    # A white-box attack that is not declared is taken for one that uses gradients only.
-    said = {name: declared(entry.attack) for name, entry in ran.items()}
-    gradients_only = {name: own.gradients_only if own else ran[name].white_box for name, own in said.items()}
-    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
     blocked = [name for name in entries if name not in ran]
-    votes = isinstance(model, nn.Module) and any(isinstance(module, Vote) for module in model.modules())
-    missing = [one.name for one in ATTACKS.values() if one.knows_votes and votes and one not in said.values()]
     doubts = [one.doubt for one in found]
     outside = next((doubt for doubt in doubts if doubt and doubt.startswith("clean")), None)
     return Evaluation(
@@ -195,10 +188,11 @@ def evaluate(
         seconds=tuple(state.seconds.tolist()),
         units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
         flags=raised(
-            probe, state, gradients_only, training, blocked, torch.cat([one.useless for one in found]),
-            sum(one.lost for one in found), missing, outside or (doubts[0] if all(doubts) else None),
+            model, probe, state, {name: Ran.of(entry.attack, entry.white_box) for name, entry in ran.items()}, blocked,
+            torch.cat([one.useless for one in found]), sum(one.lost for one in found),
+            outside or (doubts[0] if all(doubts) else None),
         ),
-        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried")},
+        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried", "late")},
     )  # fmt: skip
 
 

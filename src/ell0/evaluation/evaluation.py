@@ -12,7 +12,7 @@ from ..results import CLEAN, WORST_CASE, Figure, Measurement, Share, median
 from ..threat import L0Ball
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """What `evaluate` found for n rows.
 
@@ -20,6 +20,7 @@ class Evaluation:
     verdict: ``(n,)`` int64; -1 the row stands, 0 misclassified from the start, i broken by the i-th attack.
     distance: ``(n,)`` int64, units changed; 0 if misclassified from the start, -1 if the row stands.
     x_adv: ``(n, ...)``, equal to x where the row stands; on the device of x, the others on the CPU.
+    late: ``(n,)`` bool; the row fell in the last tenth of the queries of its attack.
     queries: ``(n, attacks)`` int64.  tried: ``(n, attacks)`` int64, the largest budget it ran with, 0 if it never did.
     seconds: of each attack.  units: of each row, d.  flags: why the figures may not be trusted, a sentence each.
     """
@@ -32,6 +33,7 @@ class Evaluation:
     x_adv: Tensor
     queries: Tensor
     tried: Tensor
+    late: Tensor
     seconds: tuple[float, ...]
     units: int
     flags: tuple[str, ...]
@@ -60,7 +62,8 @@ class Evaluation:
     def per_attack(self) -> dict[str, Measurement]:
         """For each attack the share of all rows that neither it nor one before it broke.
 
-        beside: white_box; attacked, broken: rows it was given, all standing then, and rows it broke; queries in all.
+        beside: white_box; attacked, broken: rows it was given, all standing then, and rows it broke; queries in all;
+        late: rows that it broke in the last tenth of its queries.
         """
         return dict(zip(self.attacks, self.rows()[1 + len(self.budgets) :], strict=True))
 
@@ -85,8 +88,9 @@ class Evaluation:
             given = {"attack": WORST_CASE, **identity, "budget": budget, "decided": decided, "flags": self.flags}
             rows.append(Measurement.of("robust_accuracy", _share(~broken), **given))
         for i, (name, white_box) in enumerate(self.attacks.items()):
-            counts = [(self.tried[:, i] > 0).sum(), (self.verdict == i + 1).sum(), self.queries[:, i].sum()]
-            beside = dict(zip(("attacked", "broken", "queries"), map(int, counts), strict=True))
+            own = self.verdict == i + 1
+            counts = [(self.tried[:, i] > 0).sum(), own.sum(), self.queries[:, i].sum(), (own & self.late).sum()]
+            beside = dict(zip(("attacked", "broken", "queries", "late"), map(int, counts), strict=True))
             given = {"attack": name, **identity, "budget": self.ball.budget, "seconds": self.seconds[i]}
             share = _share((self.verdict < 0) | (self.verdict > i + 1))
             rows.append(Measurement.of("robust_accuracy", share, **given, beside={"white_box": white_box, **beside}))
@@ -103,6 +107,8 @@ class Evaluation:
             share = percent(Share(round(row.value * len(self.verdict)), len(self.verdict)))
             lines.append(f"robust accuracy {share}, {replace(self.ball, budget=row['budget'])}")
         return "\n".join(lines + [f"flag: {flag}" for flag in self.flags])
+
+    __repr__ = __str__
 
 
 def _share(rows: Tensor) -> Share:

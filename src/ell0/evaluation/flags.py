@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attacks import ATTACKS, Attack, declared
 from ..attacks.contract import Victim
-from ..attacks.surrogate import surrogate_gradients
+from ..attacks.surrogate import Vote, surrogate_gradients
+from ..nn import InputTruncation, TruncatedLinear
 from ..parallel import Team
 from ..threat import L0Ball
 from ..wrapping import Model
@@ -17,6 +21,7 @@ from .state import State
 
 PROBED = 64  # rows that show what kind of outputs a model gives
 _BEATEN = 3.0  # points that other attacks may take from those by gradients alone before a flag is raised
+_LATE = 0.01  # share of rows that may fall in the last tenth of the queries before a flag is raised
 _SAME = 1e-5  # relative and absolute difference of logits that rounding explains
 # A point on the decision boundary may fall to either side in another batch: so much of the largest logit is rounding.
 _BOUNDARY = 1e-3
@@ -166,50 +171,100 @@ def _claims(
     return rows, far, false, missed
 
 
+@dataclass(frozen=True)
+class Ran:
+    """An attack that ran: its function under partials, if declared; whether it is white-box; its settings."""
+
+    own: Attack[...] | None
+    white_box: bool
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, attack: Callable[..., Any], white_box: bool) -> Ran:
+        own, given = declared(attack), dict[str, Any]()
+        while isinstance(attack, partial):
+            given, attack = {**attack.keywords, **given}, attack.func
+        return cls(own, white_box, {**(own.settings if own else {}), **given})
+
+    @property
+    def gradients_only(self) -> bool:
+        """A white-box attack that is not declared is taken for one that uses gradients only."""
+        return self.own.gradients_only if self.own else self.white_box
+
+    @property
+    def effort(self) -> str:
+        """What to raise: ``queries to 3000``."""
+        spends = next((key for key in ("queries", "steps") if key in self.settings), None)
+        return f"{spends} to {3 * self.settings[spends]}" if spends else "its effort"
+
+
 def raised(
+    model: object,
     probe: Probe,
     state: State,
-    gradients_only: Mapping[str, bool],
-    training: bool,
+    attacks: Mapping[str, Ran],
     blocked: Sequence[str],
     useless: Tensor,
     lost: int,
-    missing: Sequence[str],
     doubt: str | None,
 ) -> tuple[str, ...]:
-    """The flags of an evaluation, a sentence each.
+    """The flags of an evaluation, a sentence each that ends with what to do.
 
-    gradients_only: for each attack, in the order of the columns, whether it uses nothing but gradients.
-    training: whether the model was in train mode.  blocked: attacks left out.  useless: as of `clean_pass`.
-    lost: errors that did not come back at the end.  missing: attacks made for votes that did not run on one.
-    doubt: about the box.
+    attacks: in the order of the columns.  blocked: attacks left out.  useless: as of `clean_pass`.
+    lost: errors that did not come back at the end.  doubt: about the box.
     """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    truncated = any(isinstance(layer, TruncatedLinear | InputTruncation) and layer.k for layer in modules)
+    ran = {attack.own for attack in attacks.values()}
+    aware = probe.blind == 2 or any(attack and attack.knows_truncation for attack in ran)
+    votes = any(isinstance(module, Vote) for module in modules)
+    default = all(attack in ran for attack in ATTACKS.values() if attack.cascade is not None)
     refuted = int((state.refuted & (state.verdict < 0)).sum())
+    n, searches = len(state.verdict), [name for name, attack in attacks.items() if not attack.gradients_only]
+    search = f"raise the queries of {', '.join(searches)}" if searches else "run sparse_rs too"
     none = "zero or NaN gradients: the model gives no gradient at all, no white-box attack ran"
+    left_out = f": {', '.join(blocked)} left out" if blocked else ""
     flat, dark = (int((useless == kind).sum()) for kind in (1, 2))
-    some = "zero or NaN gradients: at {} of {} rows, where {}".format
+    some = "zero or NaN gradients: at {} of {} rows, where {}; {}".format
+    random = f"random outputs: two forward passes differ, and {lost} errors did not come back at the end"
+    soft = "softmaxed outputs: rows are non-negative and sum to 1, so their logarithms were attacked"
     taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
-    beaten, left = _beaten(state, gradients_only)
+    beaten, left = _beaten(state, attacks)
+    late, more = _late(state, attacks)
     flags = {
         doubt or "": doubt,
-        "model left in train mode: it was evaluated in eval mode": training,
-        none + (f": {', '.join(blocked)} left out" if blocked else ""): probe.blind == 2,
-        some(dark, len(useless), "white-box attacks are blind"): dark and probe.blind < 2,
-        some(flat, len(useless), "attacks by gradients follow a surrogate"): flat,
-        f"votes of parts without an attack made for them: {', '.join(missing)} did not run": missing,
-        f"random outputs: two forward passes differ, and {lost} errors did not come back at the end": probe.random,
-        "softmaxed outputs: rows are non-negative and sum to 1, gradients may vanish; give logits": probe.softmaxed,
-        f"{taken}; they count as standing": refuted,
-        f"{near}; they count as broken": lost and not probe.random,
-        f"search beats gradients by {beaten:.1f} points: {left}": beaten > _BEATEN,
+        "model left in train mode: it was evaluated in eval mode; call model.eval()": any(m.training for m in modules),
+        f"{none}{left_out}; {search}": probe.blind == 2,
+        some(dark, n, "white-box attacks are blind", search): dark and probe.blind < 2,
+        some(flat, n, "attacks by gradients follow a surrogate", search): flat,
+        f"{random}; fix its seed, or average its outputs": probe.random,
+        f"{soft}; give logits, which do not round to 0 and 1": probe.softmaxed and not probe.blind,
+        f"{taken}; they count as standing, add them to the uncertainty": refuted,
+        f"{near}; they count as broken, add them to the uncertainty": lost and not probe.random,
+        "truncated model: no attack that ran looks into truncated layers; run adaptive too": truncated and not aware,
+        "votes of parts without an attack made for them: run adaptive too": votes
+        and not any(attack and attack.knows_votes for attack in ran),
+        f"{left}; run the default attacks": beaten > _BEATEN and not default,
+        f"not converged: {late} rows fell in the last tenth of the queries; raise {more}": late >= max(3, _LATE * n),
     }
     return tuple(sentence for sentence, holds in flags.items() if holds)
 
 
-def _beaten(state: State, gradients_only: Mapping[str, bool]) -> tuple[float, str]:
+def _late(state: State, attacks: Mapping[str, Ran]) -> tuple[int, str]:
+    """Rows that fell late, and what to raise."""
+    efforts: dict[str, list[str]] = {}
+    for column, (name, attack) in enumerate(attacks.items()):
+        if (state.late & (state.verdict == column + 1)).any():
+            efforts.setdefault(attack.effort, []).append(name)
+    more = " and ".join(f"{effort} ({', '.join(names)})" for effort, names in efforts.items())
+    return int((state.late & (state.verdict > 0)).sum()), more
+
+
+def _beaten(state: State, attacks: Mapping[str, Ran]) -> tuple[float, str]:
     """Per cent of rows that search broke after an attack by gradients alone had tried with that budget; and by whom."""
-    names, gradient = list(gradients_only), torch.tensor(list(gradients_only.values()), device="cpu")
+    alone = [attack.gradients_only for attack in attacks.values()]
+    names, gradient = list(attacks), torch.tensor(alone, device="cpu")
     if not gradient.any():
         return 0.0, ""
     broken = (state.verdict > 0).nonzero().squeeze(1)
@@ -217,5 +272,7 @@ def _beaten(state: State, gradients_only: Mapping[str, bool]) -> tuple[float, st
     own = tried.gather(1, column.unsqueeze(1)).squeeze(1)
     beaten = ~gradient[column] & (tried[:, gradient].amax(1) >= own)
     winners = ", ".join(names[i] for i in column[beaten].unique().tolist())
-    losers = ", ".join(name for name, alone in gradients_only.items() if alone)
-    return 100 * int(beaten.sum()) / len(state.verdict), f"{winners} broke rows that {losers} had left standing"
+    losers = ", ".join(name for name, only in zip(names, alone, strict=True) if only)
+    share = 100 * int(beaten.sum()) / len(state.verdict)
+    left = f"{winners} broke rows that gradients alone ({losers}) had left standing"
+    return share, f"search beats gradients by {share:.1f} points: {left}"

@@ -16,7 +16,7 @@ from ..files import FileError, read_tensors, write_tensors
 Saved = tuple[dict[str, Tensor], dict[str, str]]
 """The tensors and words of a file."""
 
-_FORMAT = "3"
+_FORMAT = "4"
 _TODO = "delete it, and its rows are attacked again"
 _SAME = 1e-3  # share of the largest clean margin by which rounding in other batches may move a margin
 
@@ -24,7 +24,7 @@ _SAME = 1e-3  # share of the largest clean margin by which rounding in other bat
 def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
     """What an attack found for rows ``(m,)``, on the CPU, for `State.learn`: of x_adv only what differs from x.
 
-    rows, success, distance, queries, refuted ``(m,)``; and which numbers of all x, flattened, change to what ``(c,)``.
+    rows, success, distance, queries, refuted, spent ``(m,)``; which numbers of x, flattened, change to what ``(c,)``.
     """
     broken = result.success.nonzero().squeeze(1)
     changed = (result.x_adv[broken] != x[broken]).flatten(1).nonzero()
@@ -32,15 +32,18 @@ def compact(rows: Tensor, x: Tensor, result: AttackResult) -> list[Tensor]:
     at = rows.to(x.device)[broken[changed[:, 0]]] * x[0].numel() + changed[:, 1]
     # The margin of a row that was broken in a query stays below 0.
     refuted = ~result.success.cpu() & (result.margin.cpu() < 0)
-    return [t.cpu() for t in (rows, result.success, result.distance, result.queries, refuted, at, values)]
+    # An attack that goes on after a break does not tell when it was.
+    spent = torch.zeros_like(result.queries) if result.late is None else result.queries
+    return [t.cpu() for t in (rows, result.success, result.distance, result.queries, refuted, spent, at, values)]
 
 
 @dataclass
 class State:
-    """The state of an evaluation: the tensors of `Evaluation`, and two more.
+    """The state of an evaluation: the tensors of `Evaluation`, and three more.
 
     clean: ``(n,)`` float64, the margin of each row before any attack.
     refuted: ``(n,)`` bool; an attack broke the row in a query, and its own last check took that back.
+    spent: ``(n, attacks)`` int64, queries of the last run, 0 for an attack that goes on after a break.
     """
 
     verdict: Tensor
@@ -50,6 +53,7 @@ class State:
     seconds: Tensor
     clean: Tensor
     refuted: Tensor
+    spent: Tensor
     x_adv: Tensor
 
     @classmethod
@@ -58,7 +62,7 @@ class State:
         nothing = torch.zeros(len(x), attacks, dtype=torch.int64, device="cpu")
         seconds = torch.zeros(attacks, dtype=torch.float64, device="cpu")
         points = x.detach().clone(memory_format=torch.contiguous_format)
-        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, points)
+        return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, nothing.clone(), points)
 
     @classmethod
     def joined(cls, parts: Sequence[State]) -> State:
@@ -71,13 +75,24 @@ class State:
 
     def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
         """Takes over what an attack found for some rows, from `compact`."""
-        rows, success, distance, queries, refuted, at, values = found
+        rows, success, distance, queries, refuted, spent, at, values = found
         self.queries[rows, column] += queries
         self.tried[rows, column] = budget
         self.refuted[rows] |= refuted
+        self.spent[rows, column] = spent
         self.verdict[rows[success]] = column + 1
         self.distance[rows[success]] = distance[success]
         self.x_adv.view(-1)[at.to(self.x_adv.device)] = values.to(self.x_adv.device)
+
+    @property
+    def late(self) -> Tensor:
+        """Rows that fell in the last tenth of the queries that rows which stood spent on that attack: ``(n,)`` bool."""
+        late = torch.zeros_like(self.refuted)
+        for column in range(self.tried.shape[1]):
+            spent, broken = self.spent[:, column], self.verdict == column + 1
+            stood = spent[~broken]
+            late |= broken & (10 * spent > 9 * stood.max()) & (stood.max() > 0) if len(stood) else late
+        return late
 
     def save(self, path: Path, x: Tensor, parts: dict[str, str]) -> None:
         """Writes the file whole. Of x_adv only what differs from x."""
@@ -90,7 +105,7 @@ class State:
 
     def forget(self, rows: Tensor, fresh: State) -> None:
         """Puts some rows, ``(n,)`` bool, back to where no attack has run."""
-        for key in ("verdict", "distance", "queries", "tried", "refuted", "x_adv"):
+        for key in ("verdict", "distance", "queries", "tried", "refuted", "spent", "x_adv"):
             mine, its = getattr(self, key), getattr(fresh, key)
             mine[rows.to(mine.device)] = its[rows.to(mine.device)]
 
@@ -105,7 +120,10 @@ class State:
 
         Clean margins of the same rows that differ by more than rounding and ``noise`` are those of another model.
         """
-        tensors, words = dict(saved[0]), dict(json.loads(saved[1].get("parts", "{}")))
+        try:
+            tensors, words = dict(saved[0]), dict(json.loads(saved[1].get("parts", "{}")))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FileError(f"{path} is damaged ({error}): {_TODO}") from error
         if words.pop("format", None) != _FORMAT:
             raise FileError(f"{path} must be a file that this version of evaluate wrote: {_TODO}")
         differs = [part for part in {**words, **parts} if words.get(part) != parts.get(part)]

@@ -68,6 +68,7 @@ def _program(path: Path, model: nn.Module, x: Tensor) -> torch.export.ExportedPr
     with restored(model), torch.no_grad():
         model.eval()
         try:
+            model(rows)  # a model may keep what it computes once, which cannot be traced
             return torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("n")},))
         except Exception as error:  # torch raises errors of many kinds here
             reason = str(error).strip().split("\n")[0]

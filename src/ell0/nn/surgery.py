@@ -20,7 +20,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEATURE_WISE = (_BatchNorm, nn.PReLU)
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.LocalResponseNorm)
 MIXING = (*NORMS, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax)
-_EXAMPLE = "truncate(model, k, input_shape=(3, 32, 32))"
+_EXAMPLE = "truncate(model, k, input_shape=x.shape[1:])"
 SAMPLES = 2  # one sample would not survive a squeeze()
 
 
@@ -60,9 +60,10 @@ def truncate(model: nn.Module, k: int, input_shape: Sequence[int] | None = None)
     try:
         search = _search(_copy(model), shape)
     except ValueError as error:
-        if input_shape is None and not isinstance(error, _RefusedError):
+        guessed = input_shape is None and any(isinstance(module, CONVOLUTIONS) for module in model.modules())
+        if guessed or (input_shape is None and not isinstance(error, _RefusedError)):
             raise ValueError(f"input_shape must be given for this model: {_EXAMPLE} ({error})") from error
-        raise
+        raise ValueError(str(error)) from error
     layer = truncated.get_submodule(search.name)
     if isinstance(layer, nn.Linear):
         check_k(k, layer.in_features)

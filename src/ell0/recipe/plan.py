@@ -93,8 +93,8 @@ class Classifier:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether its scores follow small changes: a duel of parts does, counted votes do not."""
-        return not self.votes or (self.model["name"] == "votes" and self.model.get("rule", "duel") == "duel")
+        """Whether attacks have a gradient to follow: votes of parts have a surrogate, those of random copies none."""
+        return self.model.get("name") != "ablation"
 
     @property
     def identity(self) -> Row:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..files import FileError, read_tensors, write_tensors
+from ..files import read_tensors, write_tensors
 
 CERTIFICATE = "certificate"
 
@@ -88,11 +88,12 @@ def load(path: Path, made_from: str) -> list[Verdicts] | None:
     """What `save` wrote; None if it is not there, was altered, or is of another task: then it is found again."""
     try:
         tensors, words = read_tensors(path, "it is found again")
-    except (FileNotFoundError, FileError):
+        names, beta = tuple(json.loads(words["names"])), tensors["beta"].tolist()
+        verdict, distance = tensors["verdict"].long(), tensors["distance"].long()
+        boxes = [Verdicts(each, names, *both) for each, *both in zip(beta, verdict, distance, strict=True)]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    if words.get("made_from") != made_from:
-        return None
-    names = tuple(json.loads(words["names"]))
-    verdict, distance = tensors["verdict"].long(), tensors["distance"].long()
-    boxes = zip(tensors["beta"].tolist(), verdict, distance, strict=True)
-    return [Verdicts(beta, names, *both) for beta, *both in boxes]
+    fits = (
+        verdict.ndim == 2 and verdict.shape == distance.shape and bool(((verdict >= -1) & (verdict < len(names))).all())
+    )
+    return boxes if fits and words.get("made_from") == made_from else None

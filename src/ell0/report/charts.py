@@ -146,7 +146,7 @@ def _scale(axis: Axis, given: list[float], start: float, end: float) -> tuple[Ca
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
     low, high = turn(low), turn(high)
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        low, high = low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2)
 
     def place(value: float) -> float:
         return start + (turn(value) - low) / (high - low) * (end - start)

@@ -61,7 +61,9 @@ class Run:
     def bound(self) -> list[str]:
         """The classifiers that were trained on their bound."""
         everyone = self.plan.everyone() if self.plan else ()
-        return [one.name for one in everyone if isinstance(one.objective, Objective | VoteObjective)]
+        losses = [(one.name, one.objective) for one in everyone]
+        # Without a mix a vote learns only what single parts say, as FPA does.
+        return [name for name, loss in losses if isinstance(loss, Objective | VoteObjective) and loss.mix]
 
     @property
     def state(self) -> str:
@@ -107,8 +109,12 @@ def _recipe(path: Path) -> Recipe | None:
 def _log(path: Path) -> list[LogLine]:
     """The epochs of a log. A training that runs, or was killed, may leave its last line without an end."""
     try:
-        lines = files.read(path).split(b"\n")[:-1] if path.exists() else []
-        return [dict(json.loads(line)) for line in lines]
+        lines = [dict(json.loads(line)) for line in files.read(path).split(b"\n")[:-1]] if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            good = all(value is None or (type(value) in (int, float) and abs(value) < 1e15) for value in line.values())
+            if not good or type(line.get("epoch")) is not int:
+                raise ValueError(f"line {number} must hold numbers, among them the epoch")
+        return lines
     except (TypeError, ValueError, RecursionError) as error:
         raise files.FileError(f"{path} is not a log of training ({error}): {_TODO}") from error
 
@@ -131,11 +137,15 @@ def exhibits(tensors: Mapping[str, Tensor], classifiers: Sequence[str], classes:
     """
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     clean, labels, box = arrays["clean"], arrays["labels"], arrays["box"].tolist() if "box" in arrays else (-1.0, 1.0)
+    if np.shape(box) != (2,) or not np.isfinite(box).all() or not box[0] < box[1]:
+        raise ValueError(f"box must be two numbers, low below high, got {box}")
     names = [name for name in classifiers if f"{slug(name)}/adv" in arrays]
     shown = {name: [arrays[f"{slug(name)}/{part}"] for part in ("adv", "said", "says")] for name in names}
     for name, (adv, said, says) in {"clean": (clean, labels, labels), **shown}.items():
         if adv.shape != clean.shape or adv.shape[1:2] not in ((1,), (3,)) or adv.ndim != 4:
             raise ValueError(f"{name} has images of shape {adv.shape}, not (m, 1 or 3, height, width) like all")
+        if not np.isfinite(adv).all():
+            raise ValueError(f"{name} has images that are not finite")
         if not said.shape == says.shape == clean.shape[:1]:
             raise ValueError(f"{name} has {said.shape} and {says.shape} labels, not one for each image")
     meanings = dict(enumerate(classes))

@@ -89,7 +89,7 @@ class PowerLaw:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_count("d", self.d, 2)
+        check_count("d", self.d, 2, bits=None)
         if not 0 <= self.decay < math.inf:
             raise ValueError(f"decay must be a number >= 0, got {self.decay}")
 
@@ -134,7 +134,7 @@ def log_k_opt_bound(nu: PowerLaw, eps: float) -> float:
 
 def c1(d: int) -> float:
     """1 / log d + sqrt(2 / log d), what Theorem 2 subtracts from eps."""
-    log_d = math.log(check_count("d", d, 2))
+    log_d = math.log(check_count("d", d, 2, bits=None))
     return 1 / log_d + math.sqrt(2 / log_d)
 
 
@@ -143,7 +143,7 @@ def c2(eps: float, d: int) -> float:
 
     alpha_opt(eps) >= alpha_trunc(eps) >= alpha_opt(eps - c1) - c2,  alpha = log_d k     ([Beliaev22] Theorem 2)
     """
-    log_d = math.log(check_count("d", d, 2))
+    log_d = math.log(check_count("d", d, 2, bits=None))
     return (2 * math.log(log_d) - math.log(q_of_eps(eps - math.sqrt(2 / log_d)) / 4)) / log_d
 
 

@@ -64,7 +64,7 @@ template <class T> struct Forward {
         }
     }
     // Leaves the cuts behind; says whether a term tied with one stays. Only then are ties written: they come as zeros.
-    bool keep(const typename Trim<T>::Cuts& found, V<T> high, int64_t o, int64_t first, int lanes) const {
+    bool keep(const Cuts<T>& found, V<T> high, int64_t o, int64_t first, int lanes) const {
         const int64_t at = o * n + first, other = rows * n;
         auto copy = [&](int count) {
             std::memcpy(cuts + at, &high, count * sizeof(T));
@@ -92,7 +92,7 @@ template <class T> struct Forward {
         const V<T> nan = all<T>(__builtin_nanf(""));
         alignas(64) T value[TILE][L] = {};
         fetch(value, out + first * rows + o0, count, lanes);
-        typename Trim<T>::Cuts found{};
+        Cuts<T> found{};
         for (int r = 0; r < count; ++r) {
             const int64_t o = o0 + r;
             const Row<T> current = row(o, desk.leads);
@@ -130,7 +130,7 @@ template <class T> struct Forward {
             {
                 Desk desk;
                 desk.scratch.resize(d);
-                desk.terms.resize(2 * d);
+                desk.terms.resize(9 * d + 16);
 #pragma omp for schedule(dynamic)
                 for (int64_t g = 0; g < here; ++g)
                     group[g].pack(x, limit, n, d, (g0 + g) * L, top + bottom, walks, &panels[g * d * L],

@@ -21,13 +21,17 @@ template <class T> struct Lanes;
 template <> struct Lanes<float> {
     typedef float V __attribute__((vector_size(WIDTH)));
     typedef int32_t M __attribute__((vector_size(WIDTH)));
+    typedef int32_t I;
     static constexpr int32_t MAGNITUDE = 0x7fffffff;
+    static constexpr float LEAST = 1.17549435e-38f;  // the least normal number
     static constexpr float MAX = 3.4028234663852886e38f;
 };
 template <> struct Lanes<double> {
     typedef double V __attribute__((vector_size(WIDTH)));
     typedef int64_t M __attribute__((vector_size(WIDTH)));
+    typedef int64_t I;
     static constexpr int64_t MAGNITUDE = 0x7fffffffffffffffll;
+    static constexpr double LEAST = 2.2250738585072014e-308;
     static constexpr double MAX = 1.7976931348623157e308;
 };
 template <class T> using V = typename Lanes<T>::V;
@@ -65,21 +69,37 @@ inline bool any(M<double> m) { return m[0] | m[1]; }
 
 // n += a > b, lane by lane.
 #if defined(__AVX512F__)
-inline void tally(V<float>& n, V<float> a, V<float> b) {
+inline void tally(M<float>& n, V<float> a, V<float> b) {
     const __mmask16 more = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
-    n = (V<float>)_mm512_mask_add_ps((__m512)n, more, (__m512)n, _mm512_set1_ps(1));
+    n = (M<float>)_mm512_mask_add_epi32((__m512i)n, more, (__m512i)n, _mm512_set1_epi32(1));
 }
-inline void tally(V<double>& n, V<double> a, V<double> b) {
+inline void tally(M<double>& n, V<double> a, V<double> b) {
     const __mmask8 more = _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GT_OQ);
-    n = (V<double>)_mm512_mask_add_pd((__m512d)n, more, (__m512d)n, _mm512_set1_pd(1));
+    n = (M<double>)_mm512_mask_add_epi64((__m512i)n, more, (__m512i)n, _mm512_set1_epi64(1));
+}
+// sum += v where low < v < high.
+inline void add_between(V<float>& sum, V<float> v, V<float> low, V<float> high) {
+    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)low, _CMP_GT_OQ);
+    const __mmask16 both = _mm512_mask_cmp_ps_mask(m, (__m512)v, (__m512)high, _CMP_LT_OQ);
+    sum = (V<float>)_mm512_mask_add_ps((__m512)sum, both, (__m512)sum, (__m512)v);
+}
+inline void add_between(V<double>& sum, V<double> v, V<double> low, V<double> high) {
+    const __mmask8 m = _mm512_cmp_pd_mask((__m512d)v, (__m512d)low, _CMP_GT_OQ);
+    const __mmask8 both = _mm512_mask_cmp_pd_mask(m, (__m512d)v, (__m512d)high, _CMP_LT_OQ);
+    sum = (V<double>)_mm512_mask_add_pd((__m512d)sum, both, (__m512d)sum, (__m512d)v);
 }
 #else
-inline void tally(V<float>& n, V<float> a, V<float> b) { n += (V<float>)((M<float>)all<float>(1) & (a > b)); }
-inline void tally(V<double>& n, V<double> a, V<double> b) { n += (V<double>)((M<double>)all<double>(1) & (a > b)); }
+template <class U, class N> inline void tally(N& n, U a, U b) { n -= a > b; }
+template <class U> inline void add_between(U& sum, U v, U low, U high) {
+    auto inside = (v > low) & (v < high);
+    sum += (U)((decltype(inside))v & inside);
+}
 #endif
 
 template <class T> inline V<T> magnitude(V<T> v) { return (V<T>)((M<T>)v & Lanes<T>::MAGNITUDE); }
 template <class T> inline V<T> where(M<T> m, V<T> a) { return (V<T>)((M<T>)a & m); }
+template <class T> inline M<T> every(int64_t n) { return M<T>{} + (typename Lanes<T>::I)n; }
+template <class T> inline V<T> real(M<T> m) { return __builtin_convertvector(m, V<T>); }
 template <class T> inline T sum(V<T> v) {
     T total = 0;
     for (int l = 0; l < LANES<T>; ++l) total += v[l];

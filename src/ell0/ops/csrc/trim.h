@@ -1,11 +1,11 @@
 // One row and one group of samples: the sum of w[o, i] x[b, i] without its top largest and bottom smallest terms.
 //
-// The dense product comes in; the two cuts are found and the removed terms taken out of it. A row is walked from
-// its largest |w|: once |w| max|x| cannot pass a cut of any lane, nothing further can. Few removed terms are kept in
-// lists by sorting networks, many are found by counting. Where subtracting would cancel, the kept terms are added up
-// instead.
+// A row is walked from its largest |w|: once |w| max|x| cannot pass a cut of any lane, nothing further can. Few removed
+// terms are kept in lists by sorting networks and taken out of the dense product, which comes in; where that would
+// cancel, the kept terms are added up instead. So they are where many leave, whose cuts are found by counting.
 #pragma once
 #include "group.h"
+#include "select.h"
 
 namespace NAME {
 
@@ -31,12 +31,6 @@ template <class T> struct Trim {
     static constexpr int L = LANES<T>;
     int64_t d, top, bottom;
     bool strict;  // ties with a cut must be inside the walk: the backward pass counts them
-
-    // What is known of one row and one group.
-    struct Cuts {
-        V<T> high, low;
-        V<T> ties_high, ties_low;  // 0 where every tied term leaves, else 1 + how many do; if strict
-    };
 
     static V<T> safe_product(V<T> w, V<T> x) {
         V<T> u = w * x;
@@ -134,110 +128,66 @@ template <class T> struct Trim {
         }
     }
 
-    // Looks for the k-th largest term in each lane. It stays in [a, b]; above_a terms lie above a (or at it, once a is
-    // a term), above_b above b. A few passes that only count narrow the bracket by interpolation; the passes after them
-    // end it on terms, so that ties close it too.
-    struct Bracket {
-        V<T> a, b, above_a, above_b{}, rank, pivot;
-        M<T> exact = {};  // a is a pivot with just k terms above it
-
-        Bracket(V<T> least, V<T> most, V<T> number, int64_t k)
-            : a(least), b(k ? most : least), above_a(number), rank(all<T>((T)k)) {}
-        bool open() const { return any(a < b); }
-        bool counts() const { return any((a < b) & ~exact); }
-        void aim(int pass, V<T> guess) {
-            pivot = pass ? a + (b - a) * ((above_a - rank) / (above_a - above_b)) : guess;
-            if (pass % 4 == 3) pivot = midpoint<T>(a, b);
-            pivot = ((pivot >= a) & (pivot < b)) ? pivot : midpoint<T>(a, b);
-            pivot = exact ? a : pivot;
+    // What the terms tied with a cut add up to that stay; leaves the ties of the backward pass.
+    V<T> stays(const typename Select<T>::Ties& ties, Cuts<T>& cuts) const {
+        // Counted once where both cuts are one value.
+        V<T> stay_high = ties.at_high - ties.leave_high, stay_low = ties.at_low - ties.leave_low;
+        const M<T> one_value = cuts.high == cuts.low;
+        stay_high -= where<T>(one_value, ties.leave_low);
+        stay_low = where<T>(~one_value, stay_low);
+        if (strict) {
+            cuts.ties_high = where<T>(stay_high > 0, ties.leave_high + 1);
+            cuts.ties_low = where<T>((stay_low > 0) | one_value, ties.leave_low + 1);
         }
-        // next: the least term above the pivot, last: the greatest not above it; the pivot if none was sought.
-        void narrow(V<T> above, V<T> next, V<T> last, bool counting) {
-            M<T> is_open = a < b, raise = is_open & (above >= rank), lower = is_open & (above < rank);
-            a = raise ? next : a;
-            above_a = raise ? above : above_a;
-            b = lower ? last : b;
-            above_b = lower ? above : above_b;
-            if (counting) exact |= raise & (above == rank);
-            else b = raise & (above == rank) ? a : b;
-        }
-    };
-
-    // The top-th largest and the bottom-th smallest of n terms; NaN does not count. On entry high and low are guesses.
-    void select(const V<T>* u, int64_t n, V<T> least, V<T> most, V<T> number, V<T>& high, V<T>& low) const {
-        constexpr int COUNTING = 8, CHAINS = 4;  // sums in turns, so that none waits for itself
-        const V<T> inf = all<T>(__builtin_inff());
-        Bracket up(least, most, number, top), down(-most, -least, number, bottom);
-        for (int pass = 0; up.open() || down.open(); ++pass) {
-            up.aim(pass, high);
-            down.aim(pass, -low);
-            const V<T> over = up.pivot, under = -down.pivot;
-            V<T> above[CHAINS] = {}, below[CHAINS] = {};
-            if (pass < COUNTING && (up.counts() || down.counts())) {
-                int64_t i = 0;
-                for (; i + CHAINS <= n; i += CHAINS)
-#pragma GCC unroll 4
-                    for (int c = 0; c < CHAINS; ++c) {
-                        tally(above[c], u[i + c], over);
-                        tally(below[c], under, u[i + c]);
-                    }
-                for (; i < n; ++i) {
-                    tally(above[0], u[i], over);
-                    tally(below[0], under, u[i]);
-                }
-                up.narrow((above[0] + above[1]) + (above[2] + above[3]), over, over, true);
-                down.narrow((below[0] + below[1]) + (below[2] + below[3]), -under, -under, true);
-                continue;
-            }
-            V<T> next_up = inf, last_up = -inf, next_down = inf, last_down = -inf;
-            for (int64_t i = 0; i < n; ++i) {
-                const V<T> v = u[i];
-                const M<T> is_over = v > over, is_under = v < under;
-                tally(above[0], v, over);
-                tally(below[0], under, v);
-                next_up = min(is_over ? v : inf, next_up);
-                last_up = max(v <= over ? v : -inf, last_up);
-                next_down = min(is_under ? -v : inf, next_down);
-                last_down = max(v >= under ? -v : -inf, last_down);
-            }
-            up.narrow(above[0], next_up, last_up, false);
-            down.narrow(below[0], next_down, last_down, false);
-        }
-        if (top) high = up.a;
-        if (bottom) low = -down.a;
+        return where<T>(stay_high > 0, stay_high * cuts.high) + where<T>(stay_low > 0, stay_low * cuts.low);
     }
 
-    int64_t count(const Row<T>& row, const Group<T>& group, bool finite, V<T>* u, V<T>& high, V<T>& low) const {
-        V<T> least = all<T>(__builtin_inff()), most = -least, number{};
+    // The trimmed sum and its cuts, by counting: every kept term is added up.
+    V<T> counted(const Row<T>& row, const Group<T>& group, bool finite, V<T>* u, Cuts<T>& cuts) const {
         int64_t filled = 0, done = 0;
-        auto add = [&](V<T> term) {
-            u[filled++] = term;
-            M<T> counts = term == term;
-            least = min(counts ? term : least, least);
-            most = max(counts ? term : most, most);
-            number += where<T>(counts, all<T>(1));
-        };
         const V<T>* leading = group.leads ? row.leading() : nullptr;
-        for (int64_t q = 0; q < group.leads; ++q) add(leading[q]);
+        for (int64_t q = 0; q < group.leads; ++q) u[filled++] = leading[q];
         int64_t wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
         // The last row's cuts tell about how deep this one must go.
-        if (finite && any((high != 0) | (low != 0))) {
-            int64_t likely = depth(row, group.reach, T(0.9) * narrower(high, low), 0);
+        if (finite && cuts.guessed) {
+            int64_t likely = depth(row, group.reach, T(0.9) * narrower(cuts.high, cuts.low), 0);
             wanted = likely > wanted ? likely : wanted;
         }
+        const Select<T> select{d, top, bottom};
+        V<T> kept;
         for (;;) {
             if (wanted > d) wanted = d;
-            for (; done < wanted; ++done) add(term(row, group, done, finite));
-            select(u, filled, least, most, number, high, low);
-            if (done == d) return d;
-            wanted = depth(row, group.reach, narrower(high, low), done);
-            if (wanted == done) return done;
+            if (finite)
+                for (; done < wanted; ++done)
+                    u[filled++] = row.ranked[done] * load(group.panel + (int64_t)row.order[done] * L);
+            for (; done < wanted; ++done) u[filled++] = term(row, group, done, false);
+            if (filled % 2) u[filled] = all<T>(__builtin_nanf(""));
+            kept = stays(select.find(u, filled + filled % 2, group.leads > 0, group.outlying || !finite, cuts), cuts);
+            if (done == d) break;
+            wanted = depth(row, group.reach, narrower(cuts.high, cuts.low), done);
+            if (wanted == done) break;
         }
+        // Two levels of partial sums keep the rounding of long rows small.
+        for (int64_t i = 0; i < filled;) {
+            V<T> part{};
+            for (int64_t stop = i + PART < filled ? i + PART : filled; i < stop; ++i)
+                add_between(part, u[i], cuts.low, cuts.high);
+            kept += part;
+        }
+        for (int64_t j = done; j < d;) {
+            V<T> part{};
+            for (int64_t stop = j + PART < d ? j + PART : d; j < stop; ++j) {
+                const V<T> v = term(row, group, j, finite);
+                part += group.leads ? where<T>(v == v, v) : v;
+            }
+            kept += part;
+        }
+        return kept + row.bias;
     }
 
     // Value and tied removals when the lists alone do not give them: adds up kept terms, subtracts none that is
     // outlying.
-    V<T> finish(const Row<T>& row, const Group<T>& group, bool finite, int64_t walked, V<T> dense, Cuts& cuts) const {
+    V<T> finish(const Row<T>& row, const Group<T>& group, bool finite, int64_t walked, V<T> dense, Cuts<T>& cuts) const {
         const V<T> one = all<T>(1), high = cuts.high, low = cuts.low;
         V<T> kept{}, kept_size{}, seen{}, seen_size{}, above{}, below{}, at_high{}, at_low{};
         V<T> far{};
@@ -268,16 +218,7 @@ template <class T> struct Trim {
             }
         }
         const V<T> leave_high = top ? (T)top - above : V<T>{}, leave_low = bottom ? (T)bottom - below : V<T>{};
-        // Tied terms that stay, counted once where both cuts are one value.
-        V<T> stay_high = at_high - leave_high, stay_low = at_low - leave_low;
-        M<T> one_value = high == low;
-        stay_high -= where<T>(one_value, leave_low);
-        stay_low = where<T>(~one_value, stay_low);
-        if (strict) {
-            cuts.ties_high = where<T>(stay_high > 0, leave_high + 1);
-            cuts.ties_low = where<T>((stay_low > 0) | one_value, leave_low + 1);
-        }
-        V<T> tied = where<T>(stay_high > 0, stay_high * high) + where<T>(stay_low > 0, stay_low * low);
+        const V<T> tied = stays({at_high, at_low, leave_high, leave_low}, cuts);
         kept += tied;
         kept_size += magnitude<T>(tied);
         // The dense product of a row with an infinite weight is of no use to a sample with a zero there.
@@ -308,7 +249,7 @@ template <class T> struct Trim {
     }
 
     template <int P>
-    bool listed(const Row<T>& row, const Group<T>& group, V<T>& value, Cuts& cuts, int64_t& walked) const {
+    bool listed(const Row<T>& row, const Group<T>& group, V<T>& value, Cuts<T>& cuts, int64_t& walked) const {
         Extremes<T, P> found;
         walked = walk<P>(row, group, found);
         cuts.high = top ? found.largest[top - 1] : all<T>(__builtin_inff());
@@ -366,7 +307,7 @@ template <class T> struct Trim {
     }
 
     // value: the dense product with bias on entry, the trimmed one on return.
-    void row(const Row<T>& row, const Group<T>& group, V<T>* scratch, V<T>& value, Cuts& cuts) const {
+    void row(const Row<T>& row, const Group<T>& group, V<T>* scratch, V<T>& value, Cuts<T>& cuts) const {
         int64_t walked = 0;
         bool finite = row.bound[0] <= Lanes<T>::MAX;
         int64_t longest = top > bottom ? top : bottom;
@@ -377,10 +318,8 @@ template <class T> struct Trim {
             else if (longest <= 12) done = listed<12>(row, group, value, cuts, walked);
             else done = listed<16>(row, group, value, cuts, walked);
         } else {
-            // The last row's cuts are the first guess.
-            walked = count(row, group, finite, scratch, cuts.high, cuts.low);
-            if (!top) cuts.high = all<T>(__builtin_inff());
-            if (!bottom) cuts.low = all<T>(-__builtin_inff());
+            value = counted(row, group, finite, scratch, cuts);
+            return;
         }
         if (!done) value = finish(row, group, finite, walked, value, cuts);
     }

@@ -1,0 +1,114 @@
+"""Ask the same of ell0, foolbox, torchattacks and ART: which share of the rows stays right if three pixels change?
+
+    python benchmarks/peers.py --out results/bench-peers-cpu.json
+
+Each script is what a user of the tool writes, given ``model``, ``images`` in [0, 1] and ``labels``, for a share whose
+points have been checked: changed pixels, range and answers. Settings are the tool's defaults unless the name says
+otherwise. Tools that are not installed are left out; see peers.txt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ell0 import data, models, train
+from ell0.results import Results, Share
+from measure import Run, add_counts, main, options
+
+BUDGET = 3
+CHECKED = """
+changed = (points != images).any(1).flatten(1).sum(1)
+inside = ((points >= 0) & (points <= 1)).flatten(1).all(1)
+with torch.no_grad():
+    wrong = (model(images).argmax(1) != labels) | (model(points).argmax(1) != labels) & (changed <= 3) & inside
+robust = 1 - wrong.float().mean().item()
+"""
+SCRIPTS = {
+    "ell0, all its attacks": """
+import ell0
+ball = ell0.L0Ball.of(images, 3, unit="pixel")
+evaluation = ell0.evaluate(model, images, labels, ball)
+robust = evaluation.robust_accuracy
+""",
+    "ell0, sparse_rs": """
+import ell0
+ball = ell0.L0Ball.of(images, 3, unit="pixel")
+evaluation = ell0.evaluate(model, images, labels, ball, ["sparse_rs"])
+robust = evaluation.robust_accuracy
+""",
+    "ell0, sparse_rs, 200 queries": """
+from functools import partial
+import ell0
+ball = ell0.L0Ball.of(images, 3, unit="pixel")
+quick = {"sparse_rs": partial(ell0.attacks.sparse_rs, queries=200)}
+evaluation = ell0.evaluate(model, images, labels, ball, quick)
+robust = evaluation.robust_accuracy
+""",
+    "foolbox, PointwiseAttack": f"""
+import foolbox
+import torch
+fmodel = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+attack = foolbox.attacks.PointwiseAttack(l2_binary_search=False)
+points, _, _ = attack(fmodel, images, labels, epsilons=None)
+{CHECKED}""",
+    "torchattacks, OnePixel": f"""
+import torch
+import torchattacks
+attack = torchattacks.OnePixel(model, pixels=3)
+points = attack(images, labels)
+{CHECKED}""",
+    "ART, PixelAttack": f"""
+import torch
+from art.attacks.evasion import PixelAttack
+from art.estimators.classification import PyTorchClassifier
+loss, shape = torch.nn.CrossEntropyLoss(), tuple(images.shape[1:])
+classifier = PyTorchClassifier(model, loss=loss, input_shape=shape, nb_classes=10, clip_values=(0, 1))
+attack = PixelAttack(classifier, th=3, verbose=False)
+points = torch.from_numpy(attack.generate(images.numpy(), labels.numpy()))
+{CHECKED}""",
+}
+
+
+def lines(script: str) -> int:
+    return sum(bool(line.strip()) for line in script.splitlines())
+
+
+def peers(run: Run, *, images: int = 50, epochs: int = 30, scripts: Sequence[str] = tuple(SCRIPTS)) -> Results:
+    """A small CNN on digits, asked by each script. Seconds are those of the processor, after one unmeasured call."""
+    results, (x, y) = run.results("bench-peers"), data.load("digits", "test")
+    torch.manual_seed(run.seed)
+    model = models.small_cnn(0, in_shape=(1, 8, 8)).eval()
+    config = train.TrainConfig(epochs=epochs, batch=128, rates=(0.003,), optimizer="adam")
+    rows, labels = data.load("digits", "train")
+    train.fit(model, ((rows + 1) / 2, labels), config)
+    first = None
+    for name in scripts:
+        package = name.partition(",")[0]
+        if importlib.util.find_spec(package.lower()) is None:
+            run.say(f"{package} is not installed: left out")
+            continue
+        took = []
+        for count in (1, images):  # one row first: imports are not measured
+            torch.manual_seed(run.seed)
+            names: dict[str, Any] = {"model": model, "images": (x[:count] + 1) / 2, "labels": y[:count]}
+            start = time.process_time()
+            exec(SCRIPTS[name], names)
+            took.append(time.process_time() - start)
+        first = first or took[-1]
+        share = Share(round(names["robust"] * images), images)
+        beside = {"lines": lines(SCRIPTS[name]), "times": round(took[-1] / first, 2)}
+        run.say(f"{name}: {share:.3f}, {took[-1]:.1f} s")
+        given = {"what": "tool", "attack": name, "budget": BUDGET, "unit": "accuracy", "beside": beside}
+        results.add(share, **given, seconds=round(took[-1], 2))
+    return results
+
+
+if __name__ == "__main__":
+    parser = options(__file__, __doc__)
+    add_counts(parser, images="rows attacked (default: 50)", epochs="of training (default: 30)")
+    raise SystemExit(main(peers, parser))
