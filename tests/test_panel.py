@@ -193,7 +193,7 @@ def test_a_proof_within_a_box_or_with_a_confidence_is_none_of_the_panel(
     panel_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, network = recipe.load(panel_run / "recipe.toml"), recipe.model(load_checkpoint(panel_run / "f2")).eval()
-    given = "F(2)", "feature", network, torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
+    given: Any = "F(2)", "feature", network, torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
     assert len([*gallery._radii(plan, *given)]) == 1
     boxed = replace(plan, tasks=tuple(replace(task, betas=(1.0,)) for task in plan.tasks))
     assert [*gallery._radii(boxed, *given)] == []
@@ -425,11 +425,11 @@ def test_a_pixel_of_colours(
     panel_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, counts: list[str]
 ) -> None:
     """It changes with all its channels, which count as one pixel or as three inputs."""
-    one = {"name": "C", "attacks": [[]], "said": [0], "says": [0], "radius": [3 if unit == "feature" else 1]}
+    one: Any = {"name": "C", "attacks": [[]], "said": [0], "says": [0], "radius": [3 if unit == "feature" else 1]}
     one["network"] = panel.describe(models.small_cnn(in_shape=(3, 4, 4), width=2).eval(), (3, 4, 4))
     clean = torch.zeros(3, 4, 4)
     clean[:, 1, 3] = -1.0  # which black does not change
-    content = {"classifiers": [one], "images": _coded(clean), "shape": [3, 4, 4], "labels": [0]}
+    content: Any = {"classifiers": [one], "images": _coded(clean), "shape": [3, 4, 4], "labels": [0]}
     content |= {"classes": ["<i>zero"], "unit": unit, "values": [-1.0, 1.0, 100.0]}
     monkeypatch.setattr(report, "panel_of", lambda _: content)
     page = report.write([panel_run], tmp_path / "page.html")
