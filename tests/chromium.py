@@ -17,17 +17,21 @@ FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "go
 needed = pytest.mark.skipif(FOUND is None, reason="no Chromium on this machine")
 
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+_FLAGS += ["--virtual-time-budget=20000"]  # timers of a page do not wait
 
-# The page lies in a frame, which may be narrower than any window, and whose own policy lets no script run.
+# The page lies in a frame, which may be narrower than any window, and whose own policy lets no script run but its own.
 _AROUND = """<!doctype html><iframe style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe><pre></pre>
-<script>onload = () => {{
+<script>onload = async () => {{
   const {{contentDocument: document, contentWindow: {{innerWidth}}}} = window.document.querySelector("iframe");
-  window.document.querySelector("pre").textContent = JSON.stringify({script});
+  window.document.querySelector("pre").textContent = JSON.stringify(await ({script}));
 }}</script>"""
 
 
 def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool = False) -> tuple[Any, list[str]]:
-    """What an expression over a page's ``document`` and ``innerWidth`` gives, and complaints. paper: as printed."""
+    """What an expression over a page's ``document`` and ``innerWidth`` gives, and complaints. paper: as printed.
+
+    The expression may be a promise.
+    """
     assert FOUND is not None
     text = page.read_text()
     text = text.replace("@media print", "@media all") if paper else text

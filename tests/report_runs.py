@@ -140,18 +140,18 @@ class Outline(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self._text: list[str] = []
-        self._style = False
+        self._hidden = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self._style = tag == "style"
+        self._hidden = tag in ("style", "script")
 
     def handle_endtag(self, _: str) -> None:
-        self._style = False
+        self._hidden = False
 
     def handle_data(self, data: str) -> None:
-        if not self._style:
+        if not self._hidden:
             self._text.append(data)
 
     @property

@@ -192,7 +192,12 @@ def say_written(path: Path, quiet: bool) -> None:
 
 
 def hand_over_run(
-    home: Path, as_json: bool, show: Callable[[Results], None] = lambda _: None, swept: Swept | None = None
+    home: Path,
+    as_json: bool,
+    show: Callable[[Results], None] = lambda _: None,
+    swept: Swept | None = None,
+    *,
+    panel: bool = True,
 ) -> None:
     """Writes the page of a run folder, or of the finished runs of a sweep, and prints what they found."""
     from .. import report
@@ -200,7 +205,7 @@ def hand_over_run(
 
     folders, busy = ([home], []) if swept is None else (swept.finished, swept.busy)
     runs = {str(folder): Results.load(folder / "results.json") for folder in folders}
-    page = report.write(folders, home / "report.html") if folders else None
+    page = report.write(folders, home / "report.html", panel=panel) if folders else None
     if as_json:
         plain = {folder: results.plain() for folder, results in runs.items()}
         tell(json.dumps({"runs": plain, "busy": [str(folder) for folder in busy], "page": page and str(page)}))

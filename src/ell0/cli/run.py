@@ -23,6 +23,7 @@ def run(
     list_: Annotated[Flag, Parameter(name="--list")] = False,
     print_: Annotated[Flag, Parameter(name="--print")] = False,
     allow_code: Flag = False,
+    no_panel: Flag = False,
     work: WorkOptions = WorkOptions(),
 ) -> None:
     """Run a recipe: train, attack, certify, and write a page.
@@ -45,6 +46,7 @@ def run(
         list_: List the recipes that come with ell0.
         print_: Print the recipe, to copy and change.
         allow_code: Run the code that the recipe names as a model (python = "package.module:name").
+        no_panel: Leave out the panel of the page in which classifiers can be attacked by hand.
     """
     from .. import recipe as recipes
     from ..parallel import together
@@ -70,10 +72,10 @@ def run(
             else:
                 home = recipes.run(recipe, out=out, resume=not fresh, **how)
         if team.first:
-            hand_over_run(home, work.as_json, _show, swept)
+            hand_over_run(home, work.as_json, _show, swept, panel=not no_panel)
 
 
-def report(*runs: Path, out: Path | None = None) -> None:
+def report(*runs: Path, out: Path | None = None, no_panel: Flag = False) -> None:
     """Write one page about one or several runs, and print its path.
 
     ```
@@ -84,6 +86,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
     Args:
         runs: Run folders or results files.
         out: Page to write. Default: report.html in the run folder, if there is only one.
+        no_panel: Leave out the panel in which the classifiers of a single run can be attacked by hand.
     """
     from .. import report as pages
     from ..files import check_out
@@ -94,7 +97,7 @@ def report(*runs: Path, out: Path | None = None) -> None:
             raise ValueError(f"runs must be one run folder that exists, or out must be given, got {given}")
         out = runs[0] / "report.html"
     check_out(out)
-    tell(pages.write(runs, out))
+    tell(pages.write(runs, out, panel=not no_panel))
 
 
 def _show(results: Results) -> None:

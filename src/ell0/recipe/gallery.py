@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median_low
 
 import torch
 from torch import Tensor, nn
 
+from .. import certify
 from ..attacks import sparse_rs
 from ..attacks.contract import Model
 from ..data import LabelledRows
+from ..evaluation import cascade, evaluate
 from ..files import write_tensors
+from ..precision import dense_products
 from ..threat import Unit
 from .plan import Recipe, ball_within, slug
 
@@ -20,8 +23,9 @@ from .plan import Recipe, ball_within, slug
 def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module], test: LabelledRows) -> None:
     """Attacks the first image of each class, up to ten, on every network; writes the nearest to an error in each case.
 
-    The attack is sparse_rs with the median of the recipe's budgets and its widest box. The tensors are those of
-    `pictures`.
+    The attack is sparse_rs with the median of the recipe's budgets and its widest box; where the recipe measures a
+    worst case, what its cascade breaks a row with comes first. The tensors are those of `pictures`, and ``SLUG/radius``
+    ``(m,)`` where the recipe certifies the classifier for any value.
     """
     x, y = test
     first = first_of_each(y)
@@ -36,8 +40,28 @@ def write_gallery(path: Path, recipe: Recipe, networks: Mapping[str, nn.Module],
         images, labels = x[first].to(device), y[first].to(device)
         ball = ball_within(beta, median_low(budgets) if budgets else 1, unit, box_of, device)
         result = sparse_rs(network, images, labels, ball, queries=500, generator=torch.Generator().manual_seed(0))
-        tensors |= pictures(name, network, images, labels, result.x_best, recipe.data.box or (-1.0, 1.0))
-    write_tensors(path, tensors, {})
+        x_adv = result.x_best
+        for task in recipe.tasks:
+            if (task.what, task.classifier.name) == ("worst_case", name):
+                spent = {"queries": min(500, task.row["queries"]), "steps": min(100, task.row["steps"])}
+                found = evaluate(network, images, labels, ball, cascade(**spent))
+                fell = (found.verdict > 0).to(device).view(-1, *[1] * (x.ndim - 1))
+                x_adv = torch.where(fell, found.x_adv, x_adv)
+        tensors |= pictures(name, network, images, labels, x_adv, recipe.data.box or (-1.0, 1.0))
+        if radii := [*_radii(recipe, name, unit, network, images, labels)]:
+            tensors[f"{slug(name)}/radius"] = torch.stack(radii).amax(0).cpu()
+    write_tensors(path, tensors, {"unit": unit})
+
+
+def _radii(recipe: Recipe, name: str, unit: Unit, network: nn.Module, x: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """What each certificate of the recipe proves of a classifier's rows, for any value and beyond any confidence."""
+    for task in recipe.tasks:
+        if (task.what, task.classifier.name, task.unit) != ("certified_accuracy", name, unit) or task.betas:
+            continue
+        certifier, ball = certify.certifier(network, task.row.get("method", "best")), task.certified_ball
+        if certifier.confidence is None:
+            with dense_products(tf32=False):
+                yield certifier.radius(x, y, ball, max_budget=certifier.limit(x, ball))
 
 
 def first_of_each(y: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Results in, one self-contained HTML page out: no script, and no request leaves it."""
+"""Results in, one self-contained HTML page out: no request leaves it, and the only script is that of its panel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..files import write as write_file
@@ -10,6 +11,7 @@ from ..results import CLEAN
 from .charts import TEMPLATES, legend_mark
 from .comparison import comparison
 from .formatting import INFERRED, duration, number
+from .panel import panel_of, script
 from .run_files import Exhibit, Run, exhibits, read
 from .sections import View, view_of
 from .theory_pages import malware_view, theory_view
@@ -20,16 +22,21 @@ Source = Path | str | Run
 """A run folder, a results file, or both as a value."""
 
 
-def page(sources: Sequence[Source]) -> str:
+def page(sources: Sequence[Source], *, panel: bool = True) -> str:
     """The page of some run folders or results files: of several their comparison, then each in turn.
 
     A run folder gives its results.json and, where they are there, recipe.toml, gallery.safetensors and the log.jsonl of
     each classifier, also of the runs it uses; a results file gives its rows.
+
+    panel: whether the page of one run folder has the panel "Attack it yourself", see `panel_of`.
     """
     shared = {"CLEAN": CLEAN, "INFERRED": INFERRED, "duration": duration, "legend_mark": legend_mark, "number": number}
     runs = _runs(sources)
+    if panel and len(runs) == 1:
+        runs = [replace(runs[0], panel=panel_of(runs[0]))]
+    views, together = [*map(_view, runs)], comparison(runs) if len(runs) > 1 else None
     template = TEMPLATES.get_template("page.html.jinja")
-    return template.render(shared, views=[*map(_view, runs)], together=comparison(runs) if len(runs) > 1 else None)
+    return template.render(shared, views=views, together=together, script=script() if runs[0].panel else None)
 
 
 def verdict(sources: Sequence[Source]) -> str:
@@ -54,12 +61,12 @@ def _view(run: Run) -> View:
     return theory(run.results) if theory else view_of(run)
 
 
-def write(sources: Sequence[Source], out: Path | str) -> Path:
-    """Writes the page whole and gives its path."""
+def write(sources: Sequence[Source], out: Path | str, *, panel: bool = True) -> Path:
+    """Writes the `page` whole and gives its path."""
     out = Path(out)
     if out.is_dir():
         raise ValueError(f"out must be a file, got the folder {str(out)!r}")
-    text = page(sources)
+    text = page(sources, panel=panel)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, text.encode())
     return out

@@ -32,7 +32,10 @@ _TODO = "delete it, and `ell0 run` makes it again"
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or a bare results file. text: of the recipe, which is None also if one that it uses cannot be found."""
+    """One run, or a bare results file. text: of the recipe, which is None also if one that it uses cannot be found.
+
+    folder: where it lies.  panel: what `panel_of` found there, if the page has that panel.
+    """
 
     results: Results
     text: str = ""
@@ -40,6 +43,8 @@ class Run:
     data: DataSet | None = None
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
     exhibits: list[Exhibit] = field(default_factory=list)
+    folder: Path | None = None
+    panel: dict[str, Any] | None = None
 
     @property
     def plan(self) -> Recipe | None:
@@ -89,7 +94,7 @@ def read(source: Path) -> Run:
     names = dict.fromkeys([*folders, *(row["classifier"] for row in results.rows if "classifier" in row)])
     logs = {name: log for name, folder in folders.items() if (log := _log(folder / "log.jsonl"))}
     shown = gallery(pictures, list(names), data.classes if data else ()) if pictures.exists() else []
-    return Run(results, text, recipe, data, logs, shown)
+    return Run(results, text, recipe, data, logs, shown, source)
 
 
 def _recipe(path: Path) -> Recipe | None:

@@ -54,6 +54,7 @@ class Section:
     accuracies: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
     exhibits: Sequence[Exhibit] = ()
+    panel: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None
     quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.quoted]
     sections = (
         Section("Accuracy", accuracies=_accuracies(clean, worst, single, bound) if clean or worst or single else None),
+        Section("Attack it yourself", panel=run.panel),
         Section("Robust accuracy over budget and queries", charts=list(_curves(clean, worst, single, styles, units))),
         *along,
         certified_section(certified, radii, [*worst, *apart], units, clean, quoted) if certified else None,
@@ -125,7 +127,9 @@ def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None
         _listing("Published figures", "Figures that others published; not run here", quoted),
         _listing("Other figures", "All other rows of the results file", others),
     )
-    shown = [one for one in sections if one and (one.accuracies or one.charts or one.table or one.exhibits)]
+    shown = [
+        one for one in sections if one and (one.accuracies or one.charts or one.table or one.exhibits or one.panel)
+    ]
     flags = flags_of(rows, worst, single, verdict.classifier)
     return View(run.results, verdict, shown, run.state, run.text, units, items, scale, flags)
 
