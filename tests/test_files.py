@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 import shutil
@@ -219,6 +220,19 @@ def test_altered_or_exchanged_verdicts_are_found_again(tiny: Path, out: Path, na
         assert path.read_bytes() == whole
     timeless = [{key: row[key] for key in row if key != "seconds"} for row in Results.load(out / "results.json").rows]
     assert sorted(map(str, timeless)) == sorted(str({k: row[k] for k in row if k != "seconds"}) for row in rows)
+
+
+def test_a_checkpoint_whose_sha256_was_taken_out_is_refused(tmp_path: Path) -> None:
+    path = train.save_checkpoint(tmp_path / "a", torch.nn.Linear(2, 2), {"classifier": "F"})
+    content = path.read_bytes()
+    head = json.loads(content[8 : (start := 8 + int.from_bytes(content[:8], "little"))])
+    for key in ("sha256", "card", "about"):
+        assert key in head["__metadata__"]
+        rest = {name: text for name, text in head["__metadata__"].items() if name in (key, "format")}
+        bare = json.dumps({**head, "__metadata__": dict(reversed(rest.items()))}).encode()
+        path.write_bytes(len(bare).to_bytes(8, "little") + bare + content[start:])
+        with pytest.raises(FileError, match="has no SHA-256 in its place"):
+            train.load_checkpoint(path)
 
 
 def test_tensors_of_other_bytes_than_0_and_1_are_bools(tmp_path: Path) -> None:
