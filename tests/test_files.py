@@ -99,6 +99,7 @@ def test_an_array_claims_no_more_than_its_bytes(tmp_path: Path, monkeypatch: pyt
         (npy("(1000000, 1000000)"), "cannot reshape"),
         (npy(f"({'9' * 5000},)"), "no array of numbers|limit"),
         (b"\x80\x04pickle", "no array of numbers"),
+        (npy("(1,)").replace(b"<f8", b"<f3"), "not understood"),
     ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", content)
@@ -118,6 +119,12 @@ def test_an_archive_inflates_to_no_more_than_it_may(tmp_path: Path, monkeypatch:
     archive.write_bytes(gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(10_240)))
     with pytest.raises(ValueError, match="a part of the package must have at most"):
         list(sources._members(archive, ["a"]))
+    for version in ({"map": "0,0"}, {"size": "1"}, {"major": "1", "minor": "0"}):
+        sparse = tarfile.TarInfo("a")
+        sparse.pax_headers = {f"GNU.sparse.{key}": value for key, value in version.items()}
+        archive.write_bytes(gzip.compress(sparse.tobuf(tarfile.PAX_FORMAT) + bytes(10_240)))
+        with pytest.raises(ValueError, match="no sparse files"):
+            list(sources._members(archive, ["a"]))
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("a", "b", "c"):
             member = tarfile.TarInfo(name)
@@ -127,6 +134,7 @@ def test_an_archive_inflates_to_no_more_than_it_may(tmp_path: Path, monkeypatch:
     for limit, most, said in (
         ("_MOST_BYTES", 5000, "must inflate to at most"),
         ("_MOST_MEMBERS", 2, "at most 2 files"),
+        ("_MOST_FILE", 3999, "a must have at most 3,999 bytes, got 4,000"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(sources, limit, most)

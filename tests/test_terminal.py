@@ -61,7 +61,9 @@ def command(*words: object) -> list[str]:
 
 def test_a_stream_that_cannot_encode_gets_a_question_mark(tiny: Path, out: Path) -> None:
     words = command("run", tiny, "--out", out, "--device", "cpu")
-    done = subprocess.run(words, capture_output=True, timeout=600, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    # The locale is ASCII, too, so that every text file is read as what it is.
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, capture_output=True, timeout=600, env={**os.environ, **plain})
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout
     assert (out / "report.html").exists()
@@ -111,6 +113,11 @@ def test_ordinary_mistakes_are_one_sentence(
         text = tiny.read_text()
         edited(tiny, old, new)
         assert "less than 2**63" in complaint(["run", "tiny.toml"], capsys)
+        tiny.write_text(text)
+    for old in ("beta = 10.0\n", "rates = [0.05]\n", "value = "):
+        text = tiny.read_text()
+        edited(tiny, old, f"{old.split()[0]} = {10**400} # ")
+        complaint(["run", "tiny.toml"], capsys)
         tiny.write_text(text)
     for option in ("--queries", "--budget", "--batch", "--rows", "--steps"):
         complaint(["attack", "ell0.models:mlp", "--data", "tiny.npz", option, str(10**20)], capsys)
