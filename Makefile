@@ -10,11 +10,12 @@ LOCKED := -m pip install --quiet --disable-pip-version-check --no-deps --only-bi
 .SECONDARY:
 setup: $(VENV)/.installed
 
-%/.locked: requirements.lock cuda.lock
+# PyTorch's CPU build where pip finds it, or else the registry's, which brings CUDA along on Linux.
+%/.locked: requirements.lock torch-cpu.lock torch.lock
 	$(PYTHON) -m venv --clear $*
+	$*/bin/python $(LOCKED) torch-cpu.lock || $*/bin/python $(LOCKED) torch.lock
 	$*/bin/python $(LOCKED) requirements.lock
-	$*/bin/python -m pip check > /dev/null || $*/bin/python $(LOCKED) cuda.lock
-	cp requirements.lock $@
+	cat requirements.lock > $@
 
 %/.installed: %/.locked pyproject.toml setup.py $(wildcard src/ell0/ops/csrc/*)
 	$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
