@@ -24,14 +24,22 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
-NETWORKED = ("walk", "select")  # kernels with networks among their constants
+NETWORKED = ("walk",)  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
-SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
+PASSES = 2  # that count before the bands are laid
+CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
+LIST = 64  # terms in both bands of a pair
+FINISHERS, FINISH = 16, {"num_warps": 1, "maxnreg": 128}
+# Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
+COUNT, SUM, MASKED = (8, 512, 4), (4, 512, 4), (8, 512)
+# Differences of rounded products must not be fused.
+TILED = {"num_warps": 4, "enable_fp_fusion": False}
+SHARE = 2048  # samples of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
 
@@ -50,6 +58,16 @@ def serves(weight: Tensor) -> bool:
     return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits and available()
 
 
+def listed(counts: Counts, d: int) -> bool:
+    """Whether the removed terms are listed by a walk; else terms are counted."""
+    return d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
+
+
+def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
+    """How many marks `forward` makes for each pair."""
+    return (2 if listed(counts, d) else 1) * rows + n
+
+
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Order, ranked weight and bound of `Prepared`; the order holds the weight as well, so ranked is empty."""
     order, bound = _ordered(weight.contiguous(), None, None)
@@ -65,12 +83,13 @@ def forward(
     keep_cuts: bool,
     kept: list[Lanes] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, 2 out + n)``; the last three
-    empty unless keep_cuts.
+    """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, marks_of(...))``; the last
+    three empty unless keep_cuts.
 
-    counts: pairs of top and bottom. Two pairs share one selection where terms are counted.  kept: gets the samples as
-    they lie in the lanes, which the backward pass can use.
-    ties: as in `kernel.forward`.  marks: how deep each row was walked; whether each row, then each sample, has ties.
+    counts: pairs of top and bottom; if terms are counted they share the moments.  kept: gets the samples as they lie in
+    the lanes, which the backward pass can use.
+    ties: as in `kernel.forward`.  marks: how deep each row was walked, unless terms were counted; whether each row,
+    then each sample, has ties.
     """
     order, _, bound = arrays
     check_prepared(weight, torch.int64, order=order, bound=bound)
@@ -86,7 +105,7 @@ def forward(
     shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
     cuts, ties = x.new_empty(shape), x.new_zeros(shape, dtype=torch.int32)
     # Marks, tickets for two kernels and flags are one buffer: one launch to clear it.
-    each = 2 * rows + n if keep_cuts else 0
+    each = marks_of(counts, d, rows, n) if keep_cuts else 0
     tickets = 2 * _multiprocessors(x.device) + -(-max(n, rows) // LANES)
     cleared = x.new_zeros(pairs * (each + 2 * tickets) + FLAGS, dtype=torch.int32)
     marks = cleared[: pairs * each].view(pairs, each)
@@ -96,23 +115,22 @@ def forward(
     lanes = Lanes.of(x, samples=True, asked=flags)
     if kept is not None:
         kept.append(lanes)
+    if not listed(counts, d):
+        out = x.new_empty(pairs, n, rows)
+        _count(
+            Work(x, weight, order, bound, flags, keep_cuts, bias is not None, (bias, out, cuts, ties, marks)),
+            lanes,
+            counts,
+        )
+        return out, cuts, ties, marks
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
     # Not a view: the next layer may write into its input.
     out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
-    # A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
-    listed = d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
-    together = 1 if listed else 2
-    for p in range(0, pairs, together):
-        some = slice(p, p + together)
-        at = pairs * each + p * 2 * tickets
-        drawn = cleared[at : at + 2 * tickets]
-        outputs = (out[some] if bias is None else bias, out[some], cuts[some], ties[some], marks[some])
-        work = Work(x, weight, order, bound, drawn, keep_cuts, bias is not None, outputs)
-        if listed:
-            _walk(work, lanes, counts[p][0])
-        else:
-            _select(work, lanes, counts[some])
+    for p, (k, _) in enumerate(counts):
+        drawn = cleared[pairs * each + p * 2 * tickets :][: 2 * tickets]
+        outputs = (out[p] if bias is None else bias, out[p], cuts[p], ties[p], marks[p])
+        _walk(Work(x, weight, order, bound, drawn, keep_cuts, bias is not None, outputs), lanes, k)
     return out, cuts, ties, marks
 
 
@@ -131,9 +149,12 @@ def backward(
     grad_weight = x.new_empty(0)
     if n == 0:
         return grad_x, torch.zeros_like(weight) if to_weight else grad_weight
+    infinite = _infinite(x, weight)
+    walked = marks.numel() == 2 * rows + n
+    tied_rows, tied = marks[-n - rows : -n], marks[-n:]
     turned = grad.T.contiguous()
-    width = _width(d)
-    if to_weight:
+    if to_weight and walked:
+        width = _width(d)
         lanes = kept[0] if kept else Lanes.of(x, samples=True, asked=marks.new_zeros(FLAGS))
         with _no_autocast(x):
             grad_weight = grad.T @ lanes.inner[:, :n].T
@@ -149,15 +170,39 @@ def backward(
              marks.new_empty(rows * TIED), grad_weight, n, rows, len(lanes.reach), d, bounds_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
+    elif to_weight:
+        across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
+        grad_weight = _masked(grad.contiguous(), weight, x, *across, tied_rows, infinite, SHARE)
     if to_x:
-        launch(
-            "input_gradient", (-(-n // 32), -(-d // 32)),
-            (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
-            (("SIZE", 32), ("BATCH", 32)), {"num_warps": 2},
-        )  # fmt: skip
-        arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
-        launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
+        grad_x = _masked(turned, x, weight, cuts, ties, tied, infinite, rows)
     return grad_x, grad_weight
+
+
+def _infinite(*matrices: Tensor) -> Tensor:
+    """1 where one of them holds an infinite number or a NaN."""
+    largest = torch.stack([matrix.abs().amax() for matrix in matrices]).amax()
+    return (~(largest <= torch.finfo(largest.dtype).max)).int()
+
+
+def _masked(
+    grad: Tensor, left: Tensor, right: Tensor, cuts: Tensor, ties: Tensor, tied: Tensor, infinite: Tensor, share: int
+) -> Tensor:
+    """Gradient to left through the kept terms. grad ``(rights, lefts)``, cuts and ties ``(2, rights, lefts)``."""
+    (lefts, d), rights = left.shape, len(right)
+    pieces = -(-rights // share)
+    parts = left.new_empty(pieces, lefts, d)
+    columns, width = _tile(MASKED)
+    launch(
+        "masked_product", (-(-d // columns) * -(-lefts // width), pieces),
+        (grad, left, right, cuts, infinite, parts, lefts, rights, d, share),
+        (("COLUMNS", columns), ("WIDTH", width)), {"num_warps": 4},
+    )  # fmt: skip
+    out = parts[0] if pieces == 1 else parts.sum(0)
+    launch(
+        "masked_ties", (lefts,), (grad, left, right, cuts, ties, tied, out, lefts, rights, d),
+        (("BATCH", 128), ("WIDTH", _width(d))), {"num_warps": 4},
+    )  # fmt: skip
+    return out
 
 
 @dataclass(frozen=True)
@@ -195,7 +240,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Work:
-    """One batch and one weight: what the walk and the selection both take."""
+    """One batch and one weight: what the walk and the counting both take."""
 
     x: Tensor
     weight: Tensor
@@ -248,27 +293,53 @@ def _walk_constants(
     )  # fmt: skip
 
 
-def _select(work: Work, lanes: Lanes, counts: Counts) -> None:
-    (n, d), rows = work.x.shape, len(work.weight)
-    programs = _programs(SELECTORS, work.x.device)
-    pairs = (*counts, (0, 0))
-    scratch = work.x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
-    launch(
-        "select", (programs,),
-        (work.order, work.bound, work.weight, lanes.panel, lanes.reach, work.x, *lanes.leads, *work.outputs,
-         work.tickets, scratch, rows, n, len(lanes.reach), d, bounds_per_row(d), *work.units(n), *pairs[0], *pairs[1]),
-        _select_constants(len(counts), work.keep_cuts, work.has_bias, d), SELECT,
-    )  # fmt: skip
+def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
+    """Finds the cuts of all pairs by counting, for a chunk of samples at a time."""
+    x, weight, keep = work.x, work.weight, work.keep_cuts
+    bias, out, cuts, ties, marks = work.outputs
+    (n, d), rows, asked = x.shape, len(weight), lanes.asked
+    turned, zeros = weight.T.contiguous(), (lanes.inner == 0).sum(0, dtype=torch.int32)
+    samples, programs = lanes.inner.T, _programs(FINISHERS, x.device)
+    scratch = x.new_empty(programs * LIST * LANES)
+    width = len(lanes.reach)
+    for first in range(0, n, CHUNK):
+        chunk = min(CHUNK, n - first)
+        shape = (rows, chunk)
+        moments = x.new_empty((3, chunk, rows), dtype=torch.bfloat16)
+        for power, moment in zip((1, 2, 4), moments, strict=True):
+            some, other = (m.pow(power).bfloat16() for m in (samples[first : first + chunk], weight))
+            torch.mm(some, other.T, out=moment)
+        pivots, gaps, edges = (x.new_empty(many, *shape) for many in (2, 2, 4))
+        found, sums = x.new_empty(2, *shape, dtype=torch.int32), x.new_empty(shape)
+        marked = found.new_empty(-(-d // 32), *shape)
+        for pair, (top, bottom) in enumerate(counts):
+            for number in range(PASSES):
+                size, across, unroll = _tile(COUNT)
+                launch(
+                    "count_terms", (-(-chunk // across) * -(-rows // size),),
+                    (lanes.inner, turned, weight, moments, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
+                     first, chunk, rows, width, d, top, bottom),
+                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == PASSES - 1),
+                     ("LEADS", LEADS), ("UNROLL", unroll)), TILED,
+                )  # fmt: skip
+            size, across, unroll = _tile(SUM)
+            launch(
+                "sum_between", (-(-chunk // across) * -(-rows // size),),
+                (lanes.inner, turned, edges, sums, marked, first, chunk, rows, width, d),
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", unroll)), TILED,
+            )  # fmt: skip
+            launch(
+                "cut_bands", (programs,),
+                (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, pivots, found, edges,
+                 sums, marked, out if bias is None else bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
+                 first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
+                (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
+            )  # fmt: skip
 
 
-@functools.cache
-def _select_constants(pairs: int, keep_cuts: bool, has_bias: bool, d: int) -> tuple[tuple[str, Any], ...]:
-    kernels = _kernels()
-    merge, places = kernels.merge(16)
-    return (
-        ("PAIRS", pairs), ("KEEP", keep_cuts), ("HAS_BIAS", has_bias), ("SHORT", d < 32), ("EXACT", d % 16 == 0),
-        ("PASSES", 12), ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
-    )  # fmt: skip
+def _tile(size: tuple[int, ...]) -> tuple[int, ...]:
+    """In Triton's interpreter shapes are small."""
+    return (size[0], 64, *size[2:]) if _interpreted() else size
 
 
 def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,10 @@ panel and in the dense product; their terms, clamped to what the others can reac
 short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
 """
 
-from ._gradients import input_gradient, input_ties, weight_gradient, weight_parts
+from ._count import count_terms, cut_bands, sum_between
+from ._gradients import weight_gradient, weight_parts
 from ._language import ALIGNED
 from ._layout import order_rows, pack
+from ._masked import masked_product, masked_ties
 from ._networks import SORT8, SORT16, merge
-from ._select import CANDIDATES, select
 from ._walk import walk
