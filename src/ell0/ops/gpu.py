@@ -36,7 +36,7 @@ CHUNK = 4096  # samples that are counted together: a bit for each of their terms
 LIST = 64  # terms in both bands of a pair
 FINISHERS, FINISH = 16, {"num_warps": 1, "maxnreg": 128}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
-COUNT, SUM, MASKED = (8, 512, 4), (4, 512, 4), (8, 512)
+COUNT, SUM, MASKED, UNROLL = (8, 512), (4, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
 TILED = {"num_warps": 4, "enable_fp_fusion": False}
 SHARE = 2048  # samples of a part of the weight's gradient
@@ -190,14 +190,14 @@ def _masked(
     """Gradient to left through the kept terms. grad ``(rights, lefts)``, cuts and ties ``(2, rights, lefts)``."""
     (lefts, d), rights = left.shape, len(right)
     pieces = -(-rights // share)
-    parts = left.new_empty(pieces, lefts, d)
+    parts = left.new_empty(pieces, d, lefts)
     columns, width = _tile(MASKED)
     launch(
         "masked_product", (-(-d // columns) * -(-lefts // width), pieces),
-        (grad, left, right, cuts, infinite, parts, lefts, rights, d, share),
-        (("COLUMNS", columns), ("WIDTH", width)), {"num_warps": 4},
+        (grad, left.T.contiguous(), right, cuts, infinite, parts, lefts, rights, d, share),
+        (("COLUMNS", columns), ("WIDTH", width), ("UNROLL", UNROLL)), TILED,
     )  # fmt: skip
-    out = parts[0] if pieces == 1 else parts.sum(0)
+    out = (parts[0] if pieces == 1 else parts.sum(0)).T.contiguous()
     launch(
         "masked_ties", (lefts,), (grad, left, right, cuts, ties, tied, out, lefts, rights, d),
         (("BATCH", 128), ("WIDTH", _width(d))), {"num_warps": 4},
@@ -299,34 +299,39 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     bias, out, cuts, ties, marks = work.outputs
     (n, d), rows, asked = x.shape, len(weight), lanes.asked
     turned, zeros = weight.T.contiguous(), (lanes.inner == 0).sum(0, dtype=torch.int32)
-    samples, programs = lanes.inner.T, _programs(FINISHERS, x.device)
+    programs = _programs(FINISHERS, x.device)
     scratch = x.new_empty(programs * LIST * LANES)
     width = len(lanes.reach)
     for first in range(0, n, CHUNK):
         chunk = min(CHUNK, n - first)
         shape = (rows, chunk)
-        moments = x.new_empty((3, chunk, rows), dtype=torch.bfloat16)
+        moments = x.new_empty((3, *shape), dtype=torch.bfloat16)
         for power, moment in zip((1, 2, 4), moments, strict=True):
-            some, other = (m.pow(power).bfloat16() for m in (samples[first : first + chunk], weight))
-            torch.mm(some, other.T, out=moment)
+            some, other = (m.pow(power).bfloat16() for m in (lanes.inner[:, first : first + chunk], weight))
+            torch.mm(other, some, out=moment)
         pivots, gaps, edges = (x.new_empty(many, *shape) for many in (2, 2, 4))
         found, sums = x.new_empty(2, *shape, dtype=torch.int32), x.new_empty(shape)
         marked = found.new_empty(-(-d // 32), *shape)
         for pair, (top, bottom) in enumerate(counts):
+            launch(
+                "guess_pivots", (-(-rows * chunk // 1024),),
+                (moments, zeros, lanes.leads[0], pivots, gaps, first, chunk, rows, d, top, bottom),
+                (("SIZE", 1024),), {"num_warps": 4},
+            )  # fmt: skip
             for number in range(PASSES):
-                size, across, unroll = _tile(COUNT)
+                size, across = _tile(COUNT)
                 launch(
                     "count_terms", (-(-chunk // across) * -(-rows // size),),
-                    (lanes.inner, turned, weight, moments, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
+                    (lanes.inner, turned, weight, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
                      first, chunk, rows, width, d, top, bottom),
-                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == PASSES - 1),
-                     ("LEADS", LEADS), ("UNROLL", unroll)), TILED,
+                    (("ROWS", size), ("WIDTH", across), ("LAST", number == PASSES - 1),
+                     ("LEADS", LEADS), ("UNROLL", UNROLL)), TILED,
                 )  # fmt: skip
-            size, across, unroll = _tile(SUM)
+            size, across = _tile(SUM)
             launch(
                 "sum_between", (-(-chunk // across) * -(-rows // size),),
                 (lanes.inner, turned, edges, sums, marked, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", unroll)), TILED,
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
             )  # fmt: skip
             launch(
                 "cut_bands", (programs,),
@@ -337,9 +342,9 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             )  # fmt: skip
 
 
-def _tile(size: tuple[int, ...]) -> tuple[int, ...]:
+def _tile(size: tuple[int, int]) -> tuple[int, int]:
     """In Triton's interpreter shapes are small."""
-    return (size[0], 64, *size[2:]) if _interpreted() else size
+    return (4, 32) if _interpreted() else size
 
 
 def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tuple[Tensor, Tensor]:

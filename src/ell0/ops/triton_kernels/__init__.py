@@ -10,7 +10,7 @@ panel and in the dense product; their terms, clamped to what the others can reac
 short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
 """
 
-from ._count import count_terms, cut_bands, sum_between
+from ._count import count_terms, cut_bands, guess_pivots, sum_between
 from ._gradients import weight_gradient, weight_parts
 from ._language import ALIGNED
 from ._layout import order_rows, pack

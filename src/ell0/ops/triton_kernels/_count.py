@@ -67,18 +67,46 @@ def _band(pivot, count, k, zeros, gap):
     return from_, tl.where(none, float("inf"), tl.where(at_zero, -TINY, to))
 
 
+@kernel("moments", "pivots")
+def guess_pivots(
+    moments, zeros, lead_count, pivots, gaps, first, chunk, rows, d, top, bottom, SIZE: tl.constexpr
+):  # fmt: skip
+    """Both pivots ``(2, rows, chunk)``, as far as the terms' moments tell, and the gaps between terms there.
+
+    moments ``(3, rows, chunk)``: sums of the terms, of their squares and of their fourth powers.  zeros: how many
+    coordinates of each sample are 0.
+    """
+    plane = rows * chunk
+    cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    here = cell < plane
+    sample = first + cell % chunk
+    none = tl.load(zeros + sample, mask=here, other=0) - tl.load(lead_count + sample, mask=here, other=0)
+    none = none.to(tl.float32)
+    others = tl.maximum(d - none, 1.0)
+    mean = tl.load(moments + cell, mask=here, other=0.0).to(tl.float32) / others
+    square = tl.load(moments + plane + cell, mask=here, other=1.0).to(tl.float32) / others
+    fourth = tl.load(moments + 2 * plane + cell, mask=here, other=3.0).to(tl.float32) / others
+    variance = tl.maximum(square - mean * mean, 0.01 * square)
+    tail = tl.minimum(tl.maximum(fourth / (variance * variance + 1e-37) - 3, -1.2), 4.0)
+    spread = tl.sqrt(variance)
+    up, gap = _guess(top, none, d, mean, spread, tail)
+    tl.store(pivots + cell, up, mask=here)
+    tl.store(gaps + cell, gap, mask=here)
+    down, gap = _guess(bottom, none, d, -mean, spread, tail)
+    tl.store(pivots + plane + cell, -down, mask=here)
+    tl.store(gaps + plane + cell, gap, mask=here)
+
+
 @kernel("inner", "turned", "width", "rows", "d")
 def count_terms(
-    inner, turned, weight, moments, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, counts, edges,
+    inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, counts, edges,
     first, chunk, rows, width, d, top, bottom,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Counts the terms beyond both pivots of each pair, for `chunk` samples from `first` on, and moves the pivots.
 
-    inner ``(d, width)`` and turned ``(d, rows)``: samples and weight.  moments ``(3, chunk, rows)``: sums of the terms,
-    of their squares and of their fourth powers.  zeros: of each sample.  FIRST: guess the pivots.  LAST: counts are
-    those of the rounded terms, and the edges of the bands ``(4, rows, chunk)`` are laid instead.
+    inner ``(d, width)`` and turned ``(d, rows)``: samples and weight.  LAST: counts are those of the rounded terms, and
+    the edges of the bands ``(4, rows, chunk)`` are laid instead.
     """
     tiles = (chunk + WIDTH - 1) // WIDTH
     lane = (tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
@@ -90,23 +118,8 @@ def count_terms(
     sample = first + lane
     leads = tl.load(lead_count + sample, mask=here, other=0)
     none = (tl.load(zeros + sample, mask=here, other=0) - leads).to(tl.float32)
-    if FIRST:
-        others = tl.maximum(d - none, 1.0)
-        at = lane * rows + row
-        mean = tl.load(moments + at, mask=both, other=0.0).to(tl.float32) / others
-        square = tl.load(moments + plane + at, mask=both, other=1.0).to(tl.float32) / others
-        fourth = tl.load(moments + 2 * plane + at, mask=both, other=3.0).to(tl.float32) / others
-        variance = tl.maximum(square - mean * mean, 0.01 * square)
-        tail = tl.minimum(tl.maximum(fourth / (variance * variance + 1e-37) - 3, -1.2), 4.0)
-        spread = tl.sqrt(variance)
-        up, up_gap = _guess(top, none, d, mean, spread, tail)
-        down, down_gap = _guess(bottom, none, d, -mean, spread, tail)
-        down = -down
-        tl.store(gaps + cell, up_gap, mask=both)
-        tl.store(gaps + plane + cell, down_gap, mask=both)
-    else:
-        up = tl.load(pivots + cell, mask=both, other=0.0)
-        down = tl.load(pivots + plane + cell, mask=both, other=0.0)
+    up = tl.load(pivots + cell, mask=both, other=0.0)
+    down = tl.load(pivots + plane + cell, mask=both, other=0.0)
     above = tl.full((ROWS, WIDTH), 0, tl.uint32)
     below = above
     for i in tl.range(0, d, loop_unroll_factor=UNROLL):
@@ -125,15 +138,15 @@ def count_terms(
     if tl.load(asked + 1) > 0:
         for q in range(0, tl.minimum(tl.max(tl.max(leads, 1), 0), LEADS)):
             present = (q < leads) & both
-            i = tl.load(lead_index + q * width + sample, mask=q < leads, other=0)
+            index = tl.load(lead_index + q * width + sample, mask=q < leads, other=0)
             v = tl.load(lead_value + q * width + sample, mask=q < leads, other=0.0)
-            w = tl.load(weight + row * d + i, mask=present, other=0.0)
-            term = product_of(w, tl.broadcast_to(v, (ROWS, WIDTH)))
-            more += (present & (term > up)).to(tl.int32)
-            less += (present & (term < down)).to(tl.int32)
-    if not FIRST:
-        up_gap = tl.load(gaps + cell, mask=both, other=0.0)
-        down_gap = tl.load(gaps + plane + cell, mask=both, other=0.0)
+            outlying = product_of(
+                tl.load(weight + row * d + index, mask=present, other=0.0), tl.broadcast_to(v, (ROWS, WIDTH))
+            )
+            more += (present & (outlying > up)).to(tl.int32)
+            less += (present & (outlying < down)).to(tl.int32)
+    up_gap = tl.load(gaps + cell, mask=both, other=0.0)
+    down_gap = tl.load(gaps + plane + cell, mask=both, other=0.0)
     up_count, down_count = more.to(tl.float32), less.to(tl.float32)
     if LAST:
         tl.store(counts + cell, more, mask=both)
@@ -147,7 +160,6 @@ def count_terms(
     else:
         up = _moved(up, up_count, top, none, up_gap)
         down = -_moved(-down, down_count, bottom, none, down_gap)
-    if FIRST or not LAST:
         tl.store(pivots + cell, up, mask=both)
         tl.store(pivots + plane + cell, down, mask=both)
 
@@ -185,7 +197,7 @@ def sum_between(
             between = (term - high).to(tl.uint32, bitcast=True) & (low - term).to(tl.uint32, bitcast=True)
             beyond = (term - outer_low).to(tl.uint32, bitcast=True) | (outer_high - term).to(tl.uint32, bitcast=True)
             bits = (bits << 1) | ((between | beyond) >> 31)
-            part += tl.where(between.to(tl.int32, bitcast=True) < 0, term, 0.0)
+            part = tl.where(between.to(tl.int32, bitcast=True) < 0, part + term, part)
         total += part
         tl.store(marked + begin // 32 * plane + cell, bits.to(tl.int32, bitcast=True), mask=both)
     tl.store(sums + cell, total, mask=both)

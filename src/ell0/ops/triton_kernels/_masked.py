@@ -9,11 +9,12 @@ from ._language import any_of, kernel, product_of
 @kernel("grad", "right", "cuts", "lefts", "d")
 def masked_product(
     grad, left, right, cuts, infinite, parts, lefts, rights, d, share,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """``parts (pieces, lefts, d)``: sums over each `share` of the rights of grad times right, where the term stayed.
+    """``parts (pieces, d, lefts)``: sums over each `share` of the rights of grad times right, where the term stayed.
 
-    One of left and right is x, the other the weight; ``grad (rights, lefts)`` and ``cuts (2, rights, lefts)``.
+    One of ``left (d, lefts)`` and ``right (rights, d)`` is x, the other the weight; ``grad (rights, lefts)`` and
+    ``cuts (2, rights, lefts)``.
     infinite: 1 where a number may be. Terms tied with a cut are left to `masked_ties`.
     """
     tiles = (d + COLUMNS - 1) // COLUMNS
@@ -22,17 +23,19 @@ def masked_product(
     here, there = lane < lefts, column < d
     first = tl.program_id(1) * share
     end = tl.minimum(first + share, rights)
-    v = tl.load(left + lane * d + column, mask=here & there, other=0.0)
+    v = tl.load(left + column * lefts + lane, mask=here & there, other=0.0)
     total = tl.full((COLUMNS, WIDTH), 0.0, tl.float32)
     below = rights * lefts
     if tl.load(infinite) == 0:
-        for r in range(first, end):
+        for r in tl.range(first, end, loop_unroll_factor=UNROLL):
             g = tl.load(grad + r * lefts + lane, mask=here, other=0.0)
             upper = tl.load(cuts + r * lefts + lane, mask=here, other=0.0)
             lower = tl.load(cuts + below + r * lefts + lane, mask=here, other=0.0)
             w = tl.load(right + r * d + column, mask=there, other=0.0)
             term = w * v
-            total += tl.where((term < upper) & (term > lower), g * w, 0.0)
+            # The signs of both differences, by one comparison.
+            stays = (term - upper).to(tl.int32, bitcast=True) & (lower - term).to(tl.int32, bitcast=True)
+            total = tl.where(stays < 0, tl.fma(g, w, total), total)
     else:
         for r in range(first, end):
             g = tl.load(grad + r * lefts + lane, mask=here, other=0.0)
@@ -43,7 +46,7 @@ def masked_product(
             stays = (term < upper) & (term > lower)
             # Where the cut is NaN the choice of terms is undefined.
             total += tl.where(upper != upper, float("nan"), tl.where(stays, g * w, 0.0))
-    tl.store(parts + tl.program_id(1) * lefts * d + lane * d + column, total, mask=here & there)
+    tl.store(parts + tl.program_id(1) * lefts * d + column * lefts + lane, total, mask=here & there)
 
 
 @kernel()
