@@ -31,14 +31,14 @@ BLOCK = 2048  # samples whose panel stays in the second-level cache
 
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
-PASSES = 2  # that count before the bands are laid
+PASSES = 3  # that count before the bands are laid
 CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
-LIST = 64  # terms in both bands of a pair
-FINISHERS, FINISH = 16, {"num_warps": 1, "maxnreg": 128}
+LIST = 256  # terms in both bands of a pair
+FINISHERS, FINISH = 24, {"num_warps": 1, "maxnreg": 80}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
-COUNT, SUM, MASKED, UNROLL = (8, 512), (4, 512), (8, 512), 4
+COUNT, SUM, MASKED, UNROLL = (4, 512), (4, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
-TILED = {"num_warps": 4, "enable_fp_fusion": False}
+TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
 SHARE = 2048  # samples of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
@@ -324,7 +324,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
                     "count_terms", (-(-chunk // across) * -(-rows // size),),
                     (lanes.inner, turned, weight, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
                      first, chunk, rows, width, d, top, bottom),
-                    (("ROWS", size), ("WIDTH", across), ("LAST", number == PASSES - 1),
+                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == PASSES - 1),
                      ("LEADS", LEADS), ("UNROLL", UNROLL)), TILED,
                 )  # fmt: skip
             size, across = _tile(SUM)

@@ -48,6 +48,17 @@ def _guess(k, zeros, d, mean, spread, tail):
 
 
 @triton.jit
+def _gap(gap, pivot, count, k, last_pivot, last_count, mask):
+    """How far apart terms lie, by what lies between this pivot and the last one."""
+    way = pivot - tl.load(last_pivot, mask=mask, other=0.0)
+    passed = tl.load(last_count, mask=mask, other=0).to(tl.float32) - count
+    seen = way / tl.where(passed == 0, 1.0, passed)
+    far = (passed == 0) & (way != 0) & (tl.abs(count - k) > 3)
+    known = (tl.abs(passed) >= 4) & (seen > 0)
+    return tl.where(known, tl.minimum(tl.maximum(seen, 0.25 * gap), 4 * gap), tl.where(far, 2 * gap, gap))
+
+
+@triton.jit
 def _moved(pivot, count, k, zeros, gap):
     """The next pivot; one at a cut of 0 stays."""
     done = (pivot == 0) & (count < k) & (k <= count + zeros)
@@ -58,7 +69,7 @@ def _moved(pivot, count, k, zeros, gap):
 def _band(pivot, count, k, zeros, gap):
     """From where to where the k-th largest term lies, with one end at the pivot; empty, beside 0, if it is 0."""
     off = tl.abs(count - k)
-    reach = (1.35 * off + 3 * tl.sqrt(off) + 4) * gap
+    reach = (1.2 * off + 3 * tl.sqrt(off) + 8) * gap
     from_ = tl.where(count >= k, pivot, pivot - reach)
     to = tl.where(count >= k, pivot + reach, pivot)
     at_zero = (pivot == 0) & (count < k) & (k <= count + zeros)
@@ -101,7 +112,8 @@ def guess_pivots(
 def count_terms(
     inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, counts, edges,
     first, chunk, rows, width, d, top, bottom,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, UNROLL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Counts the terms beyond both pivots of each pair, for `chunk` samples from `first` on, and moves the pivots.
 
@@ -148,16 +160,27 @@ def count_terms(
     up_gap = tl.load(gaps + cell, mask=both, other=0.0)
     down_gap = tl.load(gaps + plane + cell, mask=both, other=0.0)
     up_count, down_count = more.to(tl.float32), less.to(tl.float32)
+    if not FIRST:
+        # Where the last pivots were, and what lay beyond them.
+        up_gap = _gap(up_gap, up, up_count, top, edges + cell, counts + cell, both)
+        down_gap = _gap(down_gap, -down, down_count, bottom, edges + plane + cell, counts + plane + cell, both)
+    tl.store(counts + cell, more, mask=both)
+    tl.store(counts + plane + cell, less, mask=both)
     if LAST:
-        tl.store(counts + cell, more, mask=both)
-        tl.store(counts + plane + cell, less, mask=both)
-        from_, to = _band(up, up_count, top, none, up_gap)
-        tl.store(edges + 2 * plane + cell, from_, mask=both)
-        tl.store(edges + 3 * plane + cell, to, mask=both)
-        from_, to = _band(-down, down_count, bottom, none, down_gap)
-        tl.store(edges + cell, -to, mask=both)
-        tl.store(edges + plane + cell, -from_, mask=both)
+        high, outer_high = _band(up, up_count, top, none, up_gap)
+        low, outer_low = _band(-down, down_count, bottom, none, down_gap)
+        low, outer_low = -low, -outer_low
+        # Bands that meet are one.
+        meet = (low >= high) & (outer_high >= high) & (outer_low <= low)
+        tl.store(edges + cell, tl.where(meet, tl.minimum(outer_low, high), outer_low), mask=both)
+        tl.store(edges + plane + cell, low, mask=both)
+        tl.store(edges + 2 * plane + cell, high, mask=both)
+        tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=both)
     else:
+        tl.store(edges + cell, up, mask=both)
+        tl.store(edges + plane + cell, -down, mask=both)
+        tl.store(gaps + cell, up_gap, mask=both)
+        tl.store(gaps + plane + cell, down_gap, mask=both)
         up = _moved(up, up_count, top, none, up_gap)
         down = -_moved(-down, down_count, bottom, none, down_gap)
         tl.store(pivots + cell, up, mask=both)
@@ -204,44 +227,50 @@ def sum_between(
 
 
 @triton.jit
-def _at_least(terms, pivot, MANY: tl.constexpr):
-    count = tl.full((LANES,), 0, tl.int32)
-    for r in tl.static_range(MANY):
-        count += (terms[r] >= pivot).to(tl.int32)
-    return count
+def _listed(terms, r, many):
+    return tl.load(terms + r * LANES, mask=r < many, other=float("-inf"))
 
 
 @triton.jit
-def _ranked(terms, rank, low, high, wanted, MANY: tl.constexpr):
-    """The rank-th largest of the terms, from `low` to `high`, of the wanted lanes."""
+def _around(terms, pivot, many):
+    """How many listed terms are above a finite pivot, how many equal to it."""
+    above = tl.full((LANES,), 0, tl.int32)
+    equal = above
+    for r in range(0, tl.max(many, 0)):
+        term = _listed(terms, r, many)
+        above += (term > pivot).to(tl.int32)
+        equal += (term == pivot).to(tl.int32)
+    return above, equal
+
+
+@triton.jit
+def _ranked(terms, many, rank, low, high, wanted):
+    """The rank-th largest of the listed terms of the wanted lanes, from `low` to `high`; how many are above, or equal."""
     end = high
-    for _ in tl.static_range(5):
+    for _ in range(5):
         middle = 0.5 * low + 0.5 * high
-        enough = _at_least(terms, middle, MANY) >= rank
+        more, same = _around(terms, middle, many)
+        enough = more + same >= rank
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-    above = tl.where(high < end, high, float("inf"))
+    # Fewer than `rank` terms reach this.
+    border = tl.where(high < end, high, float("inf"))
     cut = tl.full((LANES,), float("nan"), tl.float32)
+    above, equal = many * 0, many * 0
     left = wanted
     while any_of(left):
         following = tl.full((LANES,), float("-inf"), tl.float32)
-        for r in tl.static_range(MANY):
-            following = tl.maximum(following, tl.where(terms[r] < above, terms[r], float("-inf")))
-        found = _at_least(terms, following, MANY) >= rank
-        cut = tl.where(left & found, following, cut)
-        left = left & ~found & (following > float("-inf"))
-        above = following
-    return cut
-
-
-@triton.jit
-def _tally(terms, cut, rank, MANY: tl.constexpr):
-    """How many terms equal to a cut leave, and how many stay."""
-    equal = tl.full((LANES,), 0, tl.int32)
-    above = equal
-    for r in tl.static_range(MANY):
-        equal += (terms[r] == cut).to(tl.int32)
-        above += (terms[r] > cut).to(tl.int32)
-    return rank - above, equal - (rank - above)
+        for r in range(0, tl.max(many, 0)):
+            term = _listed(terms, r, many)
+            following = tl.maximum(following, tl.where(term < border, term, float("-inf")))
+        left = left & (following > float("-inf"))
+        more, same = _around(terms, following, many)
+        found = left & (more + same >= rank)
+        cut = tl.where(found, following, cut)
+        above = tl.where(found, more, above)
+        equal = tl.where(found, same, equal)
+        left = left & ~found
+        border = following
+    return cut, above, equal
 
 
 @kernel()
@@ -311,16 +340,11 @@ def cut_bands(
             odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
         tl.debug_barrier()
         odd = odd | (many > LIST)
-        terms = ()
-        for r in tl.static_range(LIST):
-            terms = terms + (tl.load(listed + r * LANES, mask=r < many, other=float("nan")),)
-        tl.debug_barrier()
-        before, after = many * 0, many * 0
-        for r in tl.static_range(LIST):
-            before += (terms[r] > up).to(tl.int32)
-            after += (terms[r] >= down).to(tl.int32)
+        many = tl.minimum(many, LIST)
+        before, _ = _around(listed, up, many)
+        after, at_down = _around(listed, down, many)
         rank = before + top - above
-        rank2 = after + below - bottom + 1  # the bottom-th smallest, counted from the largest
+        rank2 = after + at_down + below - bottom + 1  # the bottom-th smallest, counted from the largest
         zero = (up == 0) & (above < top) & (top <= above + none)
         zero2 = (down == 0) & (below < bottom) & (bottom <= below + none)
         want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
@@ -328,14 +352,12 @@ def cut_bands(
         odd = odd | (ends != ends) | ((zero | zero2) & (want | want2) & ~(high > low))
         odd = odd | (want & ((rank < 1) | (rank > many))) | (want2 & ((rank2 < 1) | (rank2 > many)))
         fine = here & ~lost & ~odd
-        upper = _ranked(terms, rank, high, outer_high, want & fine, LIST)
-        lower = _ranked(terms, rank2, outer_low, low, want2 & fine, LIST)
+        upper, over, equal = _ranked(listed, many, rank, high, outer_high, want & fine)
+        lower, over2, equal2 = _ranked(listed, many, rank2, outer_low, low, want2 & fine)
         apart = high > low
         odd = odd | (want & ~((upper >= high) | ~apart)) | (want2 & ~((lower <= low) | ~apart))
-        leave, stay = _tally(terms, upper, rank, LIST)
-        from_above, stay_above = _tally(terms, lower, rank2, LIST)
-        # Counted from the smallest.
-        leave2, stay2 = stay_above + 1, from_above - 1
+        leave, stay = rank - over, equal - (rank - over)
+        leave2, stay2 = equal2 - (rank2 - over2) + 1, rank2 - over2 - 1
         upper = tl.where(top == 0, float("inf"), tl.where(zero, 0.0, upper))
         lower = tl.where(bottom == 0, float("-inf"), tl.where(zero2, 0.0, lower))
         # Tied with both cuts: only zeros are so many as a rule.
@@ -343,11 +365,13 @@ def cut_bands(
             (odd | ((upper == lower) & ~(zero & zero2)) | (upper < lower) | ~(tl.abs(value) <= LARGEST)) & here & ~lost
         )
         inner = value * 0
-        for r in tl.static_range(LIST):
-            inner += tl.where((terms[r] < upper) & (terms[r] > lower), terms[r], 0.0)
+        for r in range(0, tl.max(many, 0)):
+            term = _listed(listed, r, many)
+            inner += tl.where((term < upper) & (term > lower), term, 0.0)
         inner += tl.where(want & (stay > 0), stay.to(tl.float32) * upper, 0.0)
         inner += tl.where(want2 & (stay2 > 0), stay2.to(tl.float32) * lower, 0.0)
         value += inner
+        tl.debug_barrier()
         if HAS_BIAS:
             value += tl.load(bias + row)
         tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)

@@ -6,7 +6,7 @@ from ._gradients import tied_stay
 from ._language import any_of, kernel, product_of
 
 
-@kernel("grad", "right", "cuts", "lefts", "d")
+@kernel("grad", "left", "right", "cuts", "parts", "lefts", "d")
 def masked_product(
     grad, left, right, cuts, infinite, parts, lefts, rights, d, share,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
