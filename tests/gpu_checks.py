@@ -94,8 +94,8 @@ def one_sided(n: int, rows: int, d: int, g: Generator) -> Inputs:
 
 
 KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay, one_sided)
-# n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
-SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16))
+# n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms, all terms but two
+SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16), (3, 2, 48, 23, 23))
 LONG = (3, 1, 140, 45, 45)
 SLOW = (zeros, integers, huge, undefined, few_stay, one_sided)  # in Triton's interpreter, where they get less
 
@@ -218,10 +218,11 @@ def check_operator() -> None:
                 want.detach(),
                 reference.scale(x, weight, bias, top=top, bottom=bottom).detach(),
             )
-    torch.library.opcheck(
-        torch.ops.ell0.trimmed_linear.default,
-        (x[:40], weight, bias, *torch.ops.ell0.prepare(weight.detach()), [10, 10], True),
-    )
+    for k in (10, 100):
+        torch.library.opcheck(
+            torch.ops.ell0.trimmed_linear.default,
+            (x[:40], weight, bias, *torch.ops.ell0.prepare(weight.detach()), [k, k], True),
+        )
 
 
 def model() -> nn.Module:

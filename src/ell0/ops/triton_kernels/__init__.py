@@ -5,7 +5,9 @@ its largest magnitude on, by one warp, while 32 rows of the other lie in the lan
 cannot pass a cut of any lane, nothing further can. Which side is walked is chosen for each 32 samples: the weight where
 many coordinates of a sample are about as large as its largest (images), else the samples.
 
-The dense product comes in and the removed terms are taken out of it. Outlying coordinates of a sample are zeros in its
+Where many terms leave, they are counted instead (`_count`). Gradients are products in which the cuts mask the terms.
+
+The walk gets the dense product and takes the removed terms out of it. Outlying coordinates of a sample are zeros in its
 panel and in the dense product; their terms, clamped to what the others can reach, join the selection apart. Where this
 short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
 """

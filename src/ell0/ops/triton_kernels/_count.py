@@ -11,7 +11,7 @@ import triton.language as tl
 from ._definition import by_definition
 from ._language import LANES, LARGEST, any_of, bits_of, kernel, product_of
 
-TINY = tl.constexpr(1e-45)
+TINY = tl.constexpr(1.401298464324817e-45)  # the smallest number above 0
 
 
 @triton.jit
@@ -60,17 +60,23 @@ def _gap(gap, pivot, count, k, last_pivot, last_count, mask):
 
 @triton.jit
 def _moved(pivot, count, k, zeros, gap):
-    """The next pivot; one at a cut of 0 stays."""
+    """The next pivot; one at a cut of 0 stays, and none goes past zeros."""
     done = (pivot == 0) & (count < k) & (k <= count + zeros)
-    return tl.where(done, pivot, pivot + (count - k) * gap)
+    next_ = pivot + (count - k) * gap
+    past = (zeros > 8) & (((pivot > 0) & (next_ < 0)) | ((pivot < 0) & (next_ > 0)))
+    return tl.where(done | past, 0.0, next_)
 
 
 @triton.jit
 def _band(pivot, count, k, zeros, gap):
-    """From where to where the k-th largest term lies, with one end at the pivot; empty, beside 0, if it is 0."""
+    """From where to where the k-th largest term lies, with one end at the pivot; empty, beside 0, if it is 0.
+
+    It ends before 0 if zeros would fill it.
+    """
     off = tl.abs(count - k)
     reach = (1.2 * off + 3 * tl.sqrt(off) + 8) * gap
     from_ = tl.where(count >= k, pivot, pivot - reach)
+    from_ = tl.where((zeros > 8) & (pivot > 0), tl.maximum(from_, TINY), from_)
     to = tl.where(count >= k, pivot + reach, pivot)
     at_zero = (pivot == 0) & (count < k) & (k <= count + zeros)
     none = k == 0
@@ -245,7 +251,7 @@ def _around(terms, pivot, many):
 
 @triton.jit
 def _ranked(terms, many, rank, low, high, wanted):
-    """The rank-th largest of the listed terms of the wanted lanes, from `low` to `high`; how many are above, or equal."""
+    """The rank-th largest listed term of the wanted lanes, from `low` to `high`; how many are above it, or equal."""
     end = high
     for _ in range(5):
         middle = 0.5 * low + 0.5 * high
@@ -317,9 +323,8 @@ def cut_bands(
                 place = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
                 i = begin + 31 - place
                 some = bits != 0
-                term = tl.load(weight + row * d + i, mask=some, other=0.0) * tl.load(
-                    mine + i * LANES, mask=some, other=0.0
-                )
+                w = tl.load(weight + row * d + i, mask=some, other=0.0)
+                term = w * tl.load(mine + i * LANES, mask=some, other=0.0) + 0.0
                 tl.store(listed + many * LANES, term, mask=some & (many < LIST))
                 many += some.to(tl.int32)
                 bits ^= lowest
@@ -345,8 +350,16 @@ def cut_bands(
         after, at_down = _around(listed, down, many)
         rank = before + top - above
         rank2 = after + at_down + below - bottom + 1  # the bottom-th smallest, counted from the largest
-        zero = (up == 0) & (above < top) & (top <= above + none)
-        zero2 = (down == 0) & (below < bottom) & (bottom <= below + none)
+        # A pivot or a band that ends at 0 tells how many terms are positive, or negative.
+        positive, negative = above, below
+        if any_of((high == TINY) | (low == -TINY)):
+            more, _ = _around(listed, high * 0, many)
+            least, zeros_ = _around(listed, low * 0, many)
+            positive = tl.where(high == TINY, above - before + more, positive)
+            less = many - after - at_down
+            negative = tl.where(low == -TINY, below - less + many - least - zeros_, negative)
+        zero = ((up == 0) | (high == TINY)) & (positive < top) & (top <= positive + none)
+        zero2 = ((down == 0) | (low == -TINY)) & (negative < bottom) & (bottom <= negative + none)
         want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
         ends = outer_low + low + high + outer_high + up + down
         odd = odd | (ends != ends) | ((zero | zero2) & (want | want2) & ~(high > low))
@@ -386,8 +399,8 @@ def cut_bands(
             good = here & ~odd
             tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
             tl.store(cuts + rows * samples + place + lane, lower, mask=good)
-            tie = tl.where(zero, top - above + 1, tl.where(want & (stay > 0), leave + 1, 0))
-            tie2 = tl.where(zero2, bottom - below + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
+            tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
+            tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
             some = good & ~lost & ((tie > 0) | (tie2 > 0))
             if any_of(some):
                 tl.store(ties + place + lane, tie, mask=some)

@@ -29,11 +29,11 @@ def masked_product(
     if tl.load(infinite) == 0:
         for r in tl.range(first, end, loop_unroll_factor=UNROLL):
             g = tl.load(grad + r * lefts + lane, mask=here, other=0.0)
-            upper = tl.load(cuts + r * lefts + lane, mask=here, other=0.0)
-            lower = tl.load(cuts + below + r * lefts + lane, mask=here, other=0.0)
+            # No zero has a sign, for signs decide.
+            upper = tl.load(cuts + r * lefts + lane, mask=here, other=0.0) + 0.0
+            lower = tl.load(cuts + below + r * lefts + lane, mask=here, other=0.0) + 0.0
             w = tl.load(right + r * d + column, mask=there, other=0.0)
-            term = w * v
-            # The signs of both differences, by one comparison.
+            term = tl.fma(w, v, 0.0)
             stays = (term - upper).to(tl.int32, bitcast=True) & (lower - term).to(tl.int32, bitcast=True)
             total = tl.where(stays < 0, tl.fma(g, w, total), total)
     else:
