@@ -39,7 +39,7 @@ FINISHERS, FINISH = 24, {"num_warps": 1, "maxnreg": 80}
 COUNT, SUM, MASKED, UNROLL = (4, 512), (4, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
 TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
-SHARE = 2048  # samples of a part of the weight's gradient
+SHARE = 2048  # samples, at least, of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
 
@@ -117,11 +117,8 @@ def forward(
         kept.append(lanes)
     if not listed(counts, d):
         out = x.new_empty(pairs, n, rows)
-        _count(
-            Work(x, weight, order, bound, flags, keep_cuts, bias is not None, (bias, out, cuts, ties, marks)),
-            lanes,
-            counts,
-        )
+        outputs = (out if bias is None else bias, out, cuts, ties, marks)
+        _count(Work(x, weight, order, bound, flags, keep_cuts, bias is not None, outputs), lanes, counts)
         return out, cuts, ties, marks
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
@@ -171,8 +168,9 @@ def backward(
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
     elif to_weight:
-        across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
-        grad_weight = _masked(grad.contiguous(), weight, x, *across, tied_rows, infinite, SHARE)
+        cuts_across, ties_across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
+        share = max(SHARE, -(-n // 8))
+        grad_weight = _masked(grad.contiguous(), weight, x, cuts_across, ties_across, tied_rows, infinite, share)
     if to_x:
         grad_x = _masked(turned, x, weight, cuts, ties, tied, infinite, rows)
     return grad_x, grad_weight
@@ -302,8 +300,9 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     programs = _programs(FINISHERS, x.device)
     scratch = x.new_empty(programs * LIST * LANES)
     width = len(lanes.reach)
-    for first in range(0, n, CHUNK):
-        chunk = min(CHUNK, n - first)
+    most = min(CHUNK, max(1, _MOST // (rows * max(4, -(-d // 32)))))
+    for first in range(0, n, most):
+        chunk = min(most, n - first)
         shape = (rows, chunk)
         moments = x.new_empty((3, *shape), dtype=torch.bfloat16)
         for power, moment in zip((1, 2, 4), moments, strict=True):
@@ -336,7 +335,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "cut_bands", (programs,),
                 (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, pivots, found, edges,
-                 sums, marked, out if bias is None else bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
+                 sums, marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
                  first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
                 (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
             )  # fmt: skip
