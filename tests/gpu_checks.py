@@ -26,6 +26,7 @@ from ell0.ops import gpu, reference
 INTERPRETED = gpu._interpreted()
 DEVICE = "cpu" if INTERPRETED else "cuda"
 INF, NAN = float("inf"), float("nan")
+NEWER = frozenset({"forward", "to_x"})  # all of `gpu.FASTER`
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 Counts = tuple[tuple[int, int], ...]
@@ -144,7 +145,9 @@ def check_kind(make: Callable[..., Inputs]) -> None:
     slow = INTERPRETED and make in SLOW
     shapes = SHAPES if slow else (*SHAPES, LONG)
     for seed, (n, rows, d, top, bottom) in enumerate(shapes):
-        compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
+        for faster in (frozenset(), NEWER):
+            with mock.patch.object(gpu, "FASTER", faster):
+                compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
         compare(*make(5 if slow else 33, 2, 40, Generator().manual_seed(9)), ((4, 4),))

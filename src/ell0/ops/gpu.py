@@ -24,13 +24,20 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
-NETWORKED = ("walk",)  # kernels with networks among their constants
+NETWORKED = ("walk", "select")  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
+# Newer paths that are taken: those that an H200 has shown to be faster than the older ones.
+# "forward": where many terms leave they are counted in tiles (`_count`), not row by row (`_select`), and the gradient
+# to the weight is a masked product.  "to_x": so is the gradient to the input.
+FASTER: frozenset[str] = frozenset()
+
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
+SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
+# Of the newer paths, not timed yet.
 PASSES = 3  # that count before the bands are laid
 CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
 LIST = 256  # terms in both bands of a pair
@@ -58,14 +65,22 @@ def serves(weight: Tensor) -> bool:
     return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits and available()
 
 
-def listed(counts: Counts, d: int) -> bool:
-    """Whether the removed terms are listed by a walk; else terms are counted."""
+def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
+    """How many marks `forward` makes for each pair."""
+    return (1 if _tiled(counts, d) else 2) * rows + n
+
+
+def _listed(counts: Counts, d: int) -> bool:
+    """Whether the removed terms are listed by a walk; else terms are counted.
+
+    A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
+    """
     return d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
 
 
-def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
-    """How many marks `forward` makes for each pair."""
-    return (2 if listed(counts, d) else 1) * rows + n
+def _tiled(counts: Counts, d: int) -> bool:
+    """Whether terms are counted in tiles."""
+    return "forward" in FASTER and not _listed(counts, d)
 
 
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,10 +101,10 @@ def forward(
     """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, marks_of(...))``; the last
     three empty unless keep_cuts.
 
-    counts: pairs of top and bottom; if terms are counted they share the moments.  kept: gets the samples as they lie in
-    the lanes, which the backward pass can use.
-    ties: as in `kernel.forward`.  marks: how deep each row was walked, unless terms were counted; whether each row,
-    then each sample, has ties.
+    counts: pairs of top and bottom. Where terms are counted, pairs share what they can.  kept: gets the samples as they
+    lie in the lanes, which the backward pass can use.
+    ties: as in `kernel.forward`.  marks: how deep each row was walked, unless terms were counted in tiles; whether each
+    row, then each sample, has ties.
     """
     order, _, bound = arrays
     check_prepared(weight, torch.int64, order=order, bound=bound)
@@ -115,7 +130,7 @@ def forward(
     lanes = Lanes.of(x, samples=True, asked=flags)
     if kept is not None:
         kept.append(lanes)
-    if not listed(counts, d):
+    if _tiled(counts, d):
         out = x.new_empty(pairs, n, rows)
         outputs = (out if bias is None else bias, out, cuts, ties, marks)
         _count(Work(x, weight, order, bound, flags, keep_cuts, bias is not None, outputs), lanes, counts)
@@ -124,10 +139,18 @@ def forward(
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
     # Not a view: the next layer may write into its input.
     out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
-    for p, (k, _) in enumerate(counts):
-        drawn = cleared[pairs * each + p * 2 * tickets :][: 2 * tickets]
-        outputs = (out[p] if bias is None else bias, out[p], cuts[p], ties[p], marks[p])
-        _walk(Work(x, weight, order, bound, drawn, keep_cuts, bias is not None, outputs), lanes, k)
+    listed = _listed(counts, d)
+    together = 1 if listed else 2
+    for p in range(0, pairs, together):
+        some = slice(p, p + together)
+        at = pairs * each + p * 2 * tickets
+        drawn = cleared[at : at + 2 * tickets]
+        outputs = (out[some] if bias is None else bias, out[some], cuts[some], ties[some], marks[some])
+        work = Work(x, weight, order, bound, drawn, keep_cuts, bias is not None, outputs)
+        if listed:
+            _walk(work, lanes, counts[p][0])
+        else:
+            _select(work, lanes, counts[some])
     return out, cuts, ties, marks
 
 
@@ -146,12 +169,13 @@ def backward(
     grad_weight = x.new_empty(0)
     if n == 0:
         return grad_x, torch.zeros_like(weight) if to_weight else grad_weight
-    infinite = _infinite(x, weight)
-    walked = marks.numel() == 2 * rows + n
-    tied_rows, tied = marks[-n - rows : -n], marks[-n:]
+    width = _width(d)
     turned = grad.T.contiguous()
-    if to_weight and walked:
-        width = _width(d)
+    if to_weight and len(marks) == rows + n:
+        cuts_across, ties_across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
+        share = max(SHARE, -(-n // 8))
+        grad_weight = _masked(grad.contiguous(), weight, x, cuts_across, ties_across, marks[:rows], share)
+    elif to_weight:
         lanes = kept[0] if kept else Lanes.of(x, samples=True, asked=marks.new_zeros(FLAGS))
         with _no_autocast(x):
             grad_weight = grad.T @ lanes.inner[:, :n].T
@@ -167,25 +191,23 @@ def backward(
              marks.new_empty(rows * TIED), grad_weight, n, rows, len(lanes.reach), d, bounds_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
-    elif to_weight:
-        cuts_across, ties_across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
-        share = max(SHARE, -(-n // 8))
-        grad_weight = _masked(grad.contiguous(), weight, x, cuts_across, ties_across, tied_rows, infinite, share)
-    if to_x:
-        grad_x = _masked(turned, x, weight, cuts, ties, tied, infinite, rows)
+    if to_x and "to_x" in FASTER:
+        grad_x = _masked(turned, x, weight, cuts, ties, marks[-n:], rows)
+    elif to_x:
+        launch(
+            "input_gradient", (-(-n // 32), -(-d // 32)),
+            (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
+            (("SIZE", 32), ("BATCH", 32)), {"num_warps": 2},
+        )  # fmt: skip
+        arguments = (turned, x, weight, cuts, ties, marks[-n:], grad_x, n, rows, d)
+        launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
     return grad_x, grad_weight
 
 
-def _infinite(*matrices: Tensor) -> Tensor:
-    """1 where one of them holds an infinite number or a NaN."""
-    largest = torch.stack([matrix.abs().amax() for matrix in matrices]).amax()
-    return (~(largest <= torch.finfo(largest.dtype).max)).int()
-
-
-def _masked(
-    grad: Tensor, left: Tensor, right: Tensor, cuts: Tensor, ties: Tensor, tied: Tensor, infinite: Tensor, share: int
-) -> Tensor:
+def _masked(grad: Tensor, left: Tensor, right: Tensor, cuts: Tensor, ties: Tensor, tied: Tensor, share: int) -> Tensor:
     """Gradient to left through the kept terms. grad ``(rights, lefts)``, cuts and ties ``(2, rights, lefts)``."""
+    largest = torch.stack([matrix.abs().amax() for matrix in (left, right)]).amax()
+    infinite = (~(largest <= torch.finfo(largest.dtype).max)).int()
     (lefts, d), rights = left.shape, len(right)
     pieces = -(-rights // share)
     parts = left.new_empty(pieces, d, lefts)
@@ -238,7 +260,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Work:
-    """One batch and one weight: what the walk and the counting both take."""
+    """One batch and one weight: what a walk and a selection both take."""
 
     x: Tensor
     weight: Tensor
@@ -288,6 +310,29 @@ def _walk_constants(
         ("K", k), ("KEEP", keep_cuts), ("BY_WEIGHT", by_weight), ("ASK", ask), ("HAS_BIAS", has_bias),
         ("WIDTH", _width(d)), ("STEP", step), ("EXACT", d % step == 0), ("SORT", kernels.SORT16),
         ("SORT8", kernels.SORT8), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
+    )  # fmt: skip
+
+
+def _select(work: Work, lanes: Lanes, counts: Counts) -> None:
+    (n, d), rows = work.x.shape, len(work.weight)
+    programs = _programs(SELECTORS, work.x.device)
+    pairs = (*counts, (0, 0))
+    scratch = work.x.new_empty(programs * 2 * _kernels().CANDIDATES.value * LANES)
+    launch(
+        "select", (programs,),
+        (work.order, work.bound, work.weight, lanes.panel, lanes.reach, work.x, *lanes.leads, *work.outputs,
+         work.tickets, scratch, rows, n, len(lanes.reach), d, bounds_per_row(d), *work.units(n), *pairs[0], *pairs[1]),
+        _select_constants(len(counts), work.keep_cuts, work.has_bias, d), SELECT,
+    )  # fmt: skip
+
+
+@functools.cache
+def _select_constants(pairs: int, keep_cuts: bool, has_bias: bool, d: int) -> tuple[tuple[str, Any], ...]:
+    kernels = _kernels()
+    merge, places = kernels.merge(16)
+    return (
+        ("PAIRS", pairs), ("KEEP", keep_cuts), ("HAS_BIAS", has_bias), ("SHORT", d < 32), ("EXACT", d % 16 == 0),
+        ("PASSES", 12), ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
 
 

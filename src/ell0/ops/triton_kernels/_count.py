@@ -114,7 +114,7 @@ def guess_pivots(
     tl.store(gaps + plane + cell, gap, mask=here)
 
 
-@kernel("inner", "turned", "width", "rows", "d")
+@kernel("inner", "turned", "pivots", "edges", "first", "chunk", "width", "rows", "d")
 def count_terms(
     inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, counts, edges,
     first, chunk, rows, width, d, top, bottom,
@@ -193,7 +193,7 @@ def count_terms(
         tl.store(pivots + plane + cell, down, mask=both)
 
 
-@kernel("inner", "turned", "width", "rows", "d")
+@kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")
 def sum_between(
     inner, turned, edges, sums, marked, first, chunk, rows, width, d,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
