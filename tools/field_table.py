@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from tables import clean_results
 
@@ -18,7 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE, RIVAL, PAPER, QUOTED = "measured here", "rival, measured here", "the paper", "quoted"
 RIVALS = ("ablation", "partition", "abs")
 """Models of recipes that are methods of others."""
-HEAD = ("data", "model", "whose figure", "threat model", "clean", "attacked", "by", "proven", "n", "cost", "command or source")
+HEAD = (
+    "data",
+    "model",
+    "whose figure",
+    "threat model",
+    "clean",
+    "attacked",
+    "by",
+    "proven",
+    "n",
+    "cost",
+    "command or source",
+)
 SHARES = ("robust_accuracy", "certified_accuracy", "evasion")
 COUNTS = {"median_distance": "median distance", "certified_radius": "median radius", "median_radius": "median radius"}
 
@@ -42,22 +53,33 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         clean = "" if self.clean is None else f"{self.clean:.1%}"
         n = f"{self.n:,}" if self.n else ""
-        words = (self.data, self.model, self.whose, self.threat, clean, self.attacked, self.by, self.proven, n, self.cost)
+        words = (
+            self.data,
+            self.model,
+            self.whose,
+            self.threat,
+            clean,
+            self.attacked,
+            self.by,
+            self.proven,
+            n,
+            self.cost,
+        )
         return (*words, self.source)
 
 
-def lines() -> Iterator[Line]:
-    """Every line: of each results file, then what recipes quote."""
-    for path in sorted((ROOT / "results").glob("*.json")):
-        yield from of_results(clean_results(path.stem))
-    quoted: dict[Line, None] = {}
+def lines() -> list[Line]:
+    """Every line once: of each results file, then what recipes quote."""
+    found = [
+        line for path in sorted((ROOT / "results").glob("*.json")) for line in of_results(clean_results(path.stem))
+    ]
     for name in recipe.names():
         one = recipe.load(name)
         for figure in one.quoted:
-            row = Measurement.of(**figure)
-            line = Line(one.data.name or "", row["classifier"], QUOTED, _threat(row), figure["source"], n=figure.get("n"))
-            quoted[_with(line, row)] = None
-    yield from quoted
+            row, data = Measurement.of(**figure), one.data.name or ""
+            line = Line(data, row["classifier"], QUOTED, _threat(row), figure["source"], n=figure.get("n"))
+            found.append(_with(line, row))
+    return list(dict.fromkeys(found))
 
 
 def of_results(results: Results) -> Iterator[Line]:
@@ -69,8 +91,9 @@ def of_results(results: Results) -> Iterator[Line]:
             continue
         data = row.get("data") or (known.data.name if known else None) or results.name.partition("-")[2]
         name, source = row["classifier"], row.get("source")
-        same = [each for each in results.select(what="clean_accuracy", classifier=name) if "split" not in each]
-        trained = results.select(what="training_seconds", classifier=name)
+        its = [each for each in results.select(classifier=name) if each.get("source") == source]
+        same = [each for each in its if each.what == "clean_accuracy" and "split" not in each]
+        trained = [each for each in its if each.what == "training_seconds"]
         cost = [f"{_time(trained[0].value)} on {results.device}"] if trained else []
         if "forwards" in row.beside:
             cost.append(f"{row.beside['forwards']:,} passes")
@@ -88,7 +111,9 @@ def _with(line: Line, row: Measurement) -> Line:
     """The line with its figure: a share of rows, or a median number of changes."""
     if row.what in COUNTS:
         text = f"{COUNTS[row.what]} {row.value:g}{_interval(row, '{:g}')}"
-        return replace(line, attacked=text, by=_by(row)) if row.what == "median_distance" else replace(line, proven=text)
+        return (
+            replace(line, attacked=text, by=_by(row)) if row.what == "median_distance" else replace(line, proven=text)
+        )
     if row.what == "evasion":  # exact: what the best attacker leaves is proven
         kept = Measurement.of("kept", 1 - row.value, low=1 - row["high"], high=1 - row["low"])
         return replace(line, attacked=_share(kept), proven=_share(kept), by="the exact worst case")
@@ -133,5 +158,6 @@ def table() -> str:
     head = "".join(f"<th><button type=button>{escape(word)}</button></th>" for word in HEAD)
     cells = ([re.sub("`(.*?)`", r"<code>\1</code>", escape(cell)) for cell in line.cells()] for line in lines())
     body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
-    box = '<p><label>Only lines with <input type="search" id="field-filter"></label> <output id="field-count"></output></p>'
-    return f'{box}\n<div class="field"><table id="field">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n'
+    box = '<label>Only lines with <input type="search" id="field-filter"></label> <output id="field-count"></output>'
+    whole = f'<table id="field">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<p>{box}</p>\n<div class="field">{whole}</div>\n'

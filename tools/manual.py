@@ -1,18 +1,20 @@
 """Hooks of mkdocs.yml: what the site has beside docs/*.md.
 
-README.md, CONTRIBUTING.md and CHANGELOG.md become pages, docstrings the API reference. ``<!-- site: NAME -->`` in a page
-stands for a part that is made from code or results: NAME is a key of ``PARTS``.
+README.md, CONTRIBUTING.md and CHANGELOG.md become pages, docstrings the API reference. ``<!-- site: NAME -->`` stands
+for a part that is made from code or results: NAME is a key of ``PARTS``.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, Literal, get_args, get_origin
 
 import field_table
 import recipe_keys
@@ -22,6 +24,7 @@ import ell0
 ROOT = Path(__file__).resolve().parent.parent
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ROOMS = {name: room for name in ell0.__all__ if isinstance(room := getattr(ell0, name), ModuleType)}
+NAMES, LINE = r"\w+(?:, \w+)*", "\n"
 PARTS: dict[str, Callable[[], str]] = {"keys": recipe_keys.tables, "results": field_table.table}
 
 
@@ -44,27 +47,21 @@ def relinked(text: str, depth: int = 0) -> str:
 def api() -> dict[str, str]:
     """The API reference: a page for ell0 and one for each room, with every name of its ``__all__``."""
     rooms = {"ell0": ell0, **{f"ell0.{name}": room for name, room in ROOMS.items()}}
-    places = {
-        name: f"{room}.md#{room}.{name}".lower()
-        for room, module in rooms.items()
-        for name in module.__all__
-        if name not in ROOMS
-    }
-    return {
-        f"reference/{name}.md": "\n\n".join(
-            [
-                f"# {name}",
-                prose(inspect.getdoc(module) or "", places),
-                *(part for each in sorted(module.__all__, key=str.lower) for part in _entry(name, module, each, places)),
-            ]
-        )
-        for name, module in rooms.items()
-    }
+    links = {room: {name: f"{room}.md#{room}.{name}" for name in module.__all__} for room, module in rooms.items()}
+    times = Counter(name for room in links.values() for name in room)
+    clear = {name: place for room in links.values() for name, place in room.items() if times[name] == 1}
+    found = {}
+    for room, module in rooms.items():
+        places = clear | links["ell0"] | links[room]
+        entries = (_entry(room, module, name, places) for name in sorted(module.__all__, key=str.lower))
+        parts = [f"# {room}", prose(inspect.getdoc(module) or "", places), *chain(*entries)]
+        found[f"reference/{room}.md"] = "\n\n".join(parts)
+    return found
 
 
 def _entry(room: str, module: Any, name: str, places: Mapping[str, str]) -> Iterator[str]:
     thing = getattr(module, name)
-    head = f"## {name} {{ #{room.lower()}.{name.lower()} }}"
+    head = f"## {_linked(name)} {{ #{room}.{name.strip('_')} }}"
     if isinstance(thing, ModuleType):
         yield f"{head}\n\nA module, [`{thing.__name__}`]({f'{room}.{name}.md' if name in ROOMS else f'{room}.md'})."
         yield prose(inspect.getdoc(thing) or "", places)
@@ -73,21 +70,22 @@ def _entry(room: str, module: Any, name: str, places: Mapping[str, str]) -> Iter
         yield prose(_doc(thing), places)
         for each, member in vars(thing).items() if inspect.isclass(thing) else ():
             bound = getattr(member, "__func__", member)
-            if each.startswith("_") or not (inspect.isfunction(bound) or isinstance(member, property)):
-                continue
-            yield f"### {name}.{each} {{ #{room.lower()}.{name.lower()}.{each.lower()} }}"
-            if not isinstance(member, property):
-                yield _signature(each, bound)
-            yield prose(_doc(member if isinstance(member, property) else bound), places)
+            shown = inspect.isfunction(bound) or isinstance(member, property)
+            if shown and not each.startswith("_") and (words := _doc(bound)):
+                yield f"### {name}.{_linked(each)} {{ #{room}.{name}.{each} }}"
+                yield "" if isinstance(member, property) else _signature(each, bound)
+                yield prose(words, places)
     else:
-        keys = ": " + ", ".join(f"`{key}`" for key in thing) if isinstance(thing, Mapping | tuple) else ""
-        yield f"{head}\n\n`{type(thing).__name__}`{keys or f': `{thing!r}`'}"
+        kind = "One of" if get_origin(thing) is Literal else f"A `{type(thing).__name__}`:"
+        keys = get_args(thing) if get_origin(thing) is Literal else thing
+        words = ", ".join(f"`{key}`" for key in keys) if isinstance(keys, Mapping | tuple) else f"`{thing!r}`"
+        yield f"{head}\n\n{kind} {words}."
 
 
 def _doc(thing: Any) -> str:
-    """The docstring of a thing; not one that Python or a base class made up."""
-    doc = inspect.getdoc(thing) or ""
-    return "" if inspect.isclass(thing) and (thing.__doc__ is None or doc.startswith(f"{thing.__name__}(")) else doc
+    """Its own docstring: not that of a base class, nor what a dataclass makes up."""
+    doc = inspect.cleandoc(thing.__doc__ or "")
+    return "" if doc.startswith(f"{getattr(thing, '__name__', '')}(") else doc
 
 
 class _Bare(str):
@@ -106,7 +104,8 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
         return _Bare(annotation) if isinstance(annotation, str) else annotation
 
     given = [each.replace(annotation=bare(each.annotation)) for each in found.parameters.values()]
-    found = found.replace(parameters=given, return_annotation=bare(found.return_annotation))
+    returns = found.empty if inspect.isclass(thing) else bare(found.return_annotation)
+    found = found.replace(parameters=given, return_annotation=returns)
     text = f"{name}{found}"
     if len(text) > 100:
         marked = [str(found.replace(parameters=[each], return_annotation=found.empty))[1:-1] for each in given]
@@ -115,29 +114,32 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
             marked = [*marked[:stars], "*", *(each.removeprefix("*, ") for each in marked[stars:])]
         end = "" if found.return_annotation is found.empty else f" -> {found.return_annotation}"
         text = f"{name}(\n    " + ",\n    ".join(marked) + f",\n){end}"
+    text = re.sub(r"<function (\w+) at \w+>", r"\1", re.sub(r"<[\w.]+ object at \w+>|<factory>", "...", text))
     return f"```python\n{text}\n```"
 
 
 def prose(doc: str, places: Mapping[str, str]) -> str:
     """A docstring as Markdown: formulas stay as they are, ``name: ...`` becomes a list, known names are links."""
     text = re.sub(r"^Args:\n((?:    .*\n|\n)+)", lambda found: f"\n{dedent(found[1])}", doc + "\n", flags=re.MULTILINE)
+    text = re.sub(rf"(?<=\.)  (?={NAMES}: )", "\n", text)
     blocks: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
-        if all(line.startswith("    ") for line in block.splitlines()):
+        lines = block.splitlines()
+        if lines and all(line.startswith("    ") for line in lines):
             blocks.append(f"```text\n{dedent(block)}\n```")
             continue
-        items: list[str] = []
-        for line in block.splitlines():
-            entry = re.match(r"(\w+(?:, \w+)*): ", line)
-            if entry:
-                items.append(f"\n- `{entry[1]}`: {line[entry.end() :].strip()}")
+        listed = False
+        for i, line in enumerate(lines):
+            if entry := re.match(f"({NAMES}): ", line):
+                lines[i] = f"{'' if listed else LINE}- ``{entry[1]}``: {line[entry.end() :].strip()}"
+                listed = True
             else:
-                items.append(line.strip())
-        blocks.append(_linked("\n".join(items), places))
+                lines[i] = line.strip()
+        blocks.append(_linked("\n".join(lines), places))
     return "\n\n".join(blocks)
 
 
-def _linked(text: str, places: Mapping[str, str]) -> str:
+def _linked(text: str, places: Mapping[str, str] = MappingProxyType({})) -> str:
     """Text with Markdown's own signs escaped, and with links from the names between backticks."""
 
     def part(words: str) -> str:
@@ -161,4 +163,6 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Gives a page the links of the site, and its parts."""
     text = relinked(markdown, page.file.src_uri.count("/"))
+    if "<!-- site: results -->" in text:
+        page.meta["hide"] = ["toc"]  # a wide table
     return re.sub(r"<!-- site: (\w+) -->", lambda found: PARTS[found[1]](), text)

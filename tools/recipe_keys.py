@@ -212,7 +212,7 @@ def _watched(found: Asked) -> Iterator[None]:
 
 
 def tables() -> str:
-    """A table of keys for each table of a recipe; raises ValueError if a key has no words here, or words have no key."""
+    """The keys of each table of a recipe; raises ValueError if one has no words here, or words have no key."""
     found, lines = asked(), list[str]()
     if unknown := sorted(found.keys() - MEANING.keys()):
         raise ValueError(f"MEANING must have every table of a recipe, got none of {', '.join(unknown)}")
