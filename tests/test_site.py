@@ -13,11 +13,14 @@ import field_table
 import manual
 import pytest
 import recipe_keys
+import theory_curves
 
 import chromium
+import curves
 import ell0
 from ell0.recipe import models, reading
-from ell0.results import Results
+from ell0.results import CLIPPED, Results
+from measure import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,3 +140,33 @@ def test_the_table_sorts_and_filters(tmp_path: Path) -> None:
     found, complaints = chromium.look(page, find, width=800)
     assert complaints == []
     assert found == ["bac", "abc", "abc", "bac", "cab", "a", "1 of 3 lines"]
+
+
+@chromium.needed
+def test_the_sliders_of_the_theory_page_show_the_measured_errors(tmp_path: Path) -> None:
+    results = curves.benchmark(Run(), most=100, rows=40)
+    data = theory_curves.curves(results)
+    page = tmp_path / "page.html"
+    script = (ROOT / "docs" / "site" / "curves.js").read_text()
+    page.write_text(f"<!doctype html>{theory_curves.figure(results)}<script>{script}</script>")
+    turn = """(() => {
+      const set = (name, value) => {
+        const input = document.querySelector(`#curves [name=${name}]`);
+        input.value = value;
+        input.dispatchEvent(new document.defaultView.Event("input"));
+      };
+      set("d", 0); set("decay", 4); set("k", 3); set("m", 1);
+      const lines = [...document.querySelectorAll("#curves tbody tr")];
+      return [lines.map((row) => row.cells[1].textContent), document.querySelectorAll("#curves polyline").length];
+    })()"""
+    (errors, lines), complaints = chromium.look(page, turn, width=700)
+    m, k, where = 2, data["curves"]["100 1"]["k"][3], {"d": 100, "decay": 1.0}
+    truncated = {row["k"]: row.value for row in results.select(classifier="truncated", budget=m, **where)}
+    clipped, bound = (
+        results.find(**which, budget=m, **where).value for which in ({"classifier": CLIPPED}, {"what": "lower_bound"})
+    )
+    bayes = results.find(what="bayes_error", **where).value
+    expected = [truncated[k], min(truncated.values()), clipped, 1.0, bound, bayes]
+    assert errors == [f"{100 * value:.1f} %" for value in (round(one, 4) for one in expected)]
+    assert bayes <= bound < min(clipped, *truncated.values())
+    assert (lines, complaints) == (5, [])

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import field_table
 import recipe_keys
+import theory_curves
 
 import ell0
 
@@ -25,7 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ROOMS = {name: room for name in ell0.__all__ if isinstance(room := getattr(ell0, name), ModuleType)}
 NAMES, LINE = r"\w+(?:, \w+)*", "\n"
-PARTS: dict[str, Callable[[], str]] = {"keys": recipe_keys.tables, "results": field_table.table}
+PARTS: dict[str, Callable[[], str]] = {
+    "curves": theory_curves.figure,
+    "keys": recipe_keys.tables,
+    "results": field_table.table,
+}
 
 
 def pages() -> dict[str, str]:
