@@ -15,11 +15,11 @@ def curves(results: Results) -> dict[str, Any]:
     ds, decays = (sorted({row[key] for row in results.rows}) for key in ("d", "decay"))
     found = {}
     for d, decay in ((d, decay) for d in ds for decay in decays):
-        values = {
+        values: dict[tuple[str, Any, Any], float] = {
             (row.get("classifier", row.what), row.get("k"), row.get("budget")): round(row.value, 4)
             for row in results.select(d=d, decay=decay)
         }
-        ms, ks = (sorted({key[i] for key in values if key[i] is not None}) for i in (2, 1))
+        ms, ks = (sorted({int(key[i]) for key in values if key[i] is not None}) for i in (2, 1))
         found[f"{d} {decay:g}"] = {
             "m": ms,
             "k": ks,

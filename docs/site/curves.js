@@ -43,7 +43,7 @@ if (data) {
       make(svg, "polyline", {points: values.map((value, i) => `${x(i)},${y(value)}`).join(" "), class: name});
     }
     const rows = curves.map(([name, words, values]) => [name, words, percent(values[m])]);
-    rows.push(["quiet", "any of them without an attack: Bayes error", percent(one.bayes)]);
+    rows.push(["quiet", "the Bayes classifier without an attack", percent(one.bayes)]);
     root.querySelector("tbody").replaceChildren(...rows.map(([name, words, value]) => {
       const row = document.createElement("tr"), mark = row.insertCell(), line = document.createElementNS(ink, "svg");
       line.setAttribute("width", 30);
