@@ -314,8 +314,11 @@ def test_the_preset_of_the_literature(rows: tuple[nn.Module, Tensor, Tensor], mo
     model, x, y = rows
     found = evaluate(model, x, y, box(), preset="saa")
     assert list(found.attacks.items()) == [(name, name != "sparse_rs") for name in saa]
-    for wrong in ({"preset": "sAA"}, {"preset": "saa", "attacks": ["sparse_rs"]}):
-        with pytest.raises(ValueError, match="preset must be 'saa', without attacks"):
+    for wrong, words in (
+        ({"preset": "sAA"}, "preset must be 'saa', got 'sAA'"),
+        ({"preset": "saa", "attacks": ["sparse_rs"]}, "attacks must be left out beside preset"),
+    ):
+        with pytest.raises(ValueError, match=words):
             evaluate(model, x, y, box(), **wrong)
     adversary = autoattack.SparseAutoAttack(model, eps=BUDGET, unit="feature", version="saa", verbose=False)
     adversary.run_standard_evaluation(x, y)

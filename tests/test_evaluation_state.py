@@ -208,6 +208,16 @@ def test_a_forged_state_is_not_believed(tmp_path: Path, forgery: str) -> None:
     assert torch.equal(found.x_adv, whole.x_adv)
 
 
+@pytest.mark.parametrize(("name", "factor"), [("at", 1.0), ("values", float("nan"))])
+def test_points_that_are_no_points(tmp_path: Path, name: str, factor: float) -> None:
+    state = tmp_path / "state"
+    evaluate_line(state_path=state)
+    tensors, words = read_tensors(state, "")
+    write_tensors(state, {**tensors, name: tensors[name] * factor}, words)
+    with pytest.raises(ValueError, match="its tensors do not fit the rows: delete it"):
+        evaluate_line(state_path=state)
+
+
 def test_an_argument_without_an_explicit_form(tmp_path: Path) -> None:
     def noted(*arguments: Any, note: object, **rest: Any) -> AttackResult:
         del note

@@ -225,6 +225,15 @@ def test_hub_with_a_model_of_ones_own(tmp_path: Path) -> None:
         from_pretrained(folder)
 
 
+def test_hub_with_a_model_that_a_recipe_names_as_code(tmp_path: Path) -> None:
+    model, card = nn.Linear(3, 2), {"classifier": "mine", "model": {"python": "os:abort", "width": 3}}
+    folder = save_pretrained(tmp_path / "mine", model, card)
+    assert 'from_pretrained("mine", model=my_model)' in (folder / "README.md").read_text()
+    with pytest.raises(ValueError, match=r"mine' names code, which is not run; write .*model=my_model"):
+        from_pretrained(folder)
+    assert torch.equal(from_pretrained(folder, model=nn.Linear(3, 2)).weight, model.weight)  # type: ignore[arg-type]
+
+
 def test_hub_refuses(tmp_path: Path) -> None:
     model = build(MLP, seed=1)
     with pytest.raises(ValueError, match="must be of this architecture"):
@@ -237,7 +246,7 @@ def test_hub_refuses(tmp_path: Path) -> None:
     folder = save_pretrained(tmp_path / "f2", model, CARD)
     for key in ("python", "name"):  # a config from elsewhere runs no code
         (folder / "config.json").write_text(json.dumps({"model": {key: "os:abort"}}))
-        with pytest.raises(ValueError, match=r"allow_code must be true|card must name a model that a recipe can build"):
+        with pytest.raises(ValueError, match=r"which is not run; write|card must name a model that a recipe can build"):
             from_pretrained(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 import shutil
@@ -99,6 +100,7 @@ def test_an_array_claims_no_more_than_its_bytes(tmp_path: Path, monkeypatch: pyt
         (npy("(1000000, 1000000)"), "cannot reshape"),
         (npy(f"({'9' * 5000},)"), "no array of numbers|limit"),
         (b"\x80\x04pickle", "no array of numbers"),
+        (npy("(1,)").replace(b"<f8", b"<f3"), "not understood"),
     ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", content)
@@ -118,6 +120,12 @@ def test_an_archive_inflates_to_no_more_than_it_may(tmp_path: Path, monkeypatch:
     archive.write_bytes(gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(10_240)))
     with pytest.raises(ValueError, match="a part of the package must have at most"):
         list(sources._members(archive, ["a"]))
+    for version in ({"map": "0,0"}, {"size": "1"}, {"major": "1", "minor": "0"}):
+        sparse = tarfile.TarInfo("a")
+        sparse.pax_headers = {f"GNU.sparse.{key}": value for key, value in version.items()}
+        archive.write_bytes(gzip.compress(sparse.tobuf(tarfile.PAX_FORMAT) + bytes(10_240)))
+        with pytest.raises(ValueError, match="no sparse files"):
+            list(sources._members(archive, ["a"]))
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("a", "b", "c"):
             member = tarfile.TarInfo(name)
@@ -127,6 +135,7 @@ def test_an_archive_inflates_to_no_more_than_it_may(tmp_path: Path, monkeypatch:
     for limit, most, said in (
         ("_MOST_BYTES", 5000, "must inflate to at most"),
         ("_MOST_MEMBERS", 2, "at most 2 files"),
+        ("_MOST_FILE", 3999, "a must have at most 3,999 bytes, got 4,000"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(sources, limit, most)
@@ -211,6 +220,19 @@ def test_altered_or_exchanged_verdicts_are_found_again(tiny: Path, out: Path, na
         assert path.read_bytes() == whole
     timeless = [{key: row[key] for key in row if key != "seconds"} for row in Results.load(out / "results.json").rows]
     assert sorted(map(str, timeless)) == sorted(str({k: row[k] for k in row if k != "seconds"}) for row in rows)
+
+
+def test_a_checkpoint_whose_sha256_was_taken_out_is_refused(tmp_path: Path) -> None:
+    path = train.save_checkpoint(tmp_path / "a", torch.nn.Linear(2, 2), {"classifier": "F"})
+    content = path.read_bytes()
+    head = json.loads(content[8 : (start := 8 + int.from_bytes(content[:8], "little"))])
+    for key in ("sha256", "card", "about"):
+        assert key in head["__metadata__"]
+        rest = {name: text for name, text in head["__metadata__"].items() if name in (key, "format")}
+        bare = json.dumps({**head, "__metadata__": dict(reversed(rest.items()))}).encode()
+        path.write_bytes(len(bare).to_bytes(8, "little") + bare + content[start:])
+        with pytest.raises(FileError, match="has no SHA-256 in its place"):
+            train.load_checkpoint(path)
 
 
 def test_tensors_of_other_bytes_than_0_and_1_are_bools(tmp_path: Path) -> None:

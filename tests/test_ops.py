@@ -142,6 +142,14 @@ def overflowing(k: int, sign: int) -> tuple[Tensor, Tensor]:
     return torch.ones(3, 40), weight
 
 
+def infinite_products(sign: int) -> tuple[Tensor, Tensor]:
+    """Finite numbers, three of whose products are infinite."""
+    g = Generator().manual_seed(0)
+    x, weight = torch.full((3, 100), 1e20), gaussian(2, 100, 1, g).float()
+    weight[:, 4:7] = 1e19 * sign
+    return x, weight
+
+
 def equal(value: float, batch: int = 1, out: int = 1, d: int = 1000) -> tuple[Tensor, Tensor]:
     """Sums of equal terms, or of equal gradients, must not drift."""
     return torch.full((batch, d), value), torch.full((out, d), 0.5923077)
@@ -151,6 +159,7 @@ SEEN = [
     *((in_both_lists(1), 0, 9), (in_both_lists(-1), 9, 0)),
     *((one_large_weight(large), k, k) for large in (1e4, 1e6, -1e8) for k in (1, 2, 5, 12)),
     *((overflowing(k, sign), k if sign > 0 else 0, k if sign < 0 else 0) for k in (1, 17) for sign in (1, -1)),
+    *((infinite_products(sign), *counts) for sign in (1, -1) for counts in ((0, 20), (20, 0), (0, 3), (3, 0))),
     *((equal(v), *c) for v in (0.3, 1.1256411) for c in ((0, 500), (333, 333), (750, 0), (20, 0), (3, 3), (999, 0))),
     *((equal(0.3, batch, out, 20), 1, 1) for batch, out in ((1, 10_000), (10_000, 1), (1_000, 10))),
 ]
@@ -160,6 +169,12 @@ SEEN = [
 def test_bugs_once_seen(tensors: tuple[Tensor, Tensor], top: int, bottom: int) -> None:
     x, weight = tensors
     check(x, weight, None, torch.full((len(x), len(weight)), 1.1256411), top=top, bottom=bottom)
+
+
+@pytest.mark.parametrize(("d", "top", "bottom"), [(200_000, 150_000, 0), (200_001, 20, 180_000)])
+def test_more_terms_than_sixteen_bits_count(d: int, top: int, bottom: int) -> None:
+    x, weight = (integers(1, d, 1, Generator().manual_seed(seed)).float() for seed in (0, 1))
+    check(x, weight, top=top, bottom=bottom)
 
 
 # Coordinates that would spoil a sum.

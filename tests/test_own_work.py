@@ -37,6 +37,12 @@ class Linear(torch.nn.Sequential):
 ready, plain = Linear(), torch.nn.Sequential(*Linear())
 def broken():
     return torch.nn.Flatten(0)
+def asking(in_shape, classes):
+    return build(in_shape, classes)
+def forest():
+    from sklearn.ensemble import RandomForestClassifier
+    x = torch.rand(30, 36, generator=torch.Generator().manual_seed(0)).numpy()
+    return RandomForestClassifier(3, random_state=0).fit(x, [0, 1, 2] * 10)
 class Answers(Linear):
     def forward(self, x):
         return {"logits": super().forward(x), "features": x}
@@ -111,6 +117,7 @@ def test_a_recipe_takes_own_rows_and_own_code(home: Path, capsys: pytest.Capture
     assert main(["run", "mine.toml", "--device", "cpu", "--quiet", "--allow-code"]) == 0
     assert (home / "ran").exists()
     results = Results.load(home / "runs" / "mine" / "results.json")
+    assert results.command == "ell0 run mine.toml --allow-code"
     for seed in (0, 1):
         assert results.find(what="clean_accuracy", classifier=f"mine, seed {seed}").value > 0.8
     assert {(row["beta"], row["box"]) for row in results.select(attack="worst case")} == {(4, "[0, 1]")}
@@ -249,6 +256,35 @@ def test_attack_writes_a_page_and_its_examples(home: Path, capsys: pytest.Captur
     assert len(page.all("li", "exhibit")) == 3
     assert len(page.all("rect", "changed")) == sum(max(0, distance[i]) for i in first_right(y, by))
     assert main(["report", "new/out.html", "--out", "x.html"]) == 1
+
+
+def test_attack_leaves_out_what_a_model_has_no_gradient_for(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"attack {module(home)}:forest --data rows.npz --budget 2 --queries 5 --device cpu --quiet".split()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "sparse_rs_corners" in said
+    assert "sparse_pgd, sigma_zero, adaptive left out" in said
+    assert main([*words, "--attack", "adaptive"]) == 1
+    assert "attacks must be black-box for a model that gives no gradient, got adaptive" in told(capsys)
+
+
+def test_a_function_that_needs_arguments_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = module(home)
+    assert main(["attack", f"{name}:asking", "--data", "rows.npz", "--quiet"]) == 1
+    said = told(capsys)
+    assert f"give {name}:mine with def mine(): return asking(...), got '{name}:asking' (missing" in said
+
+
+def test_channels_last_are_refused_before_any_training(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with np.load("mine.npz") as file:
+        arrays = {key: file[key].transpose(0, 2, 3, 1) if key.startswith("x") else file[key] for key in file}
+    np.savez("mine.npz", **arrays)
+    text = (home / "mine.toml").read_text().replace("budgets = [2]", 'budgets = [2]\nunit = "pixel"')
+    (home / "mine.toml").write_text(text)
+    assert main(["run", "mine.toml", "--device", "cpu", "--allow-code"]) == 1
+    said = capsys.readouterr().err
+    assert "got channels last, (1, 6, 6, 1): use x.permute(0, 3, 1, 2)" in said
+    assert "training" not in said
 
 
 def first_right(y: Any, by: Any) -> list[int]:

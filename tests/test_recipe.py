@@ -211,7 +211,10 @@ def test_a_card_rebuilds_its_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     wide, deep = {**words, "hidden": [60000, 60000]}, {"name": "cnn", "in_shape": [1, 4, 4], "depth": 10**9}
     for wrong in (
         None, "mlp", {"name": "resnet"}, {**words, "k": 99}, {**words, "depth": 1}, {**words, "clamp": [1]}, deep,
-        {**words, "hidden": [2**62, 2**62]},
+        {**words, "hidden": [2**62, 2**62]}, {"name": "abs", "samples": 10**5, "latents": 10**5},
+        {"name": "abs", "samples": "many", "latents": 10**10},
+        {"name": "partition", "base": words, "shape": [1, 10**4, 10**4], "parts": 2},
+        {"name": "votes", "network": {"name": "mlp"}, "shape": [1, 10**4, 10**4], "classes": 3, "strides": [2, 2]},
     ):  # fmt: skip
         with pytest.raises(ValueError, match="card must name a model that a recipe can build"):
             recipe.model(Checkpoint(network.state_dict(), {"model": wrong}))

@@ -35,6 +35,7 @@ def readme(names: Names) -> None:
 
 def attacks(names: Names) -> None:
     assert names["evaluation"].clean_accuracy > 0.8
+    assert not names["evaluation"].flags
     x, model = names["x"], names["my_model"]
     for name in ("normalised", "shares", "second", "last", "arrays"):
         torch.testing.assert_close(names[name](x), model(x), msg=name)

@@ -61,7 +61,9 @@ def command(*words: object) -> list[str]:
 
 def test_a_stream_that_cannot_encode_gets_a_question_mark(tiny: Path, out: Path) -> None:
     words = command("run", tiny, "--out", out, "--device", "cpu")
-    done = subprocess.run(words, capture_output=True, timeout=600, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    # The locale is ASCII, too, so that every text file is read as what it is.
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, capture_output=True, timeout=600, env={**os.environ, **plain})
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout
     assert (out / "report.html").exists()
@@ -105,6 +107,9 @@ def test_ordinary_mistakes_are_one_sentence(
     Path("user.toml").write_text(USER.format(name="user", other="tiny") + measure)
     for out in ("runs/tiny", "runs/../runs/tiny"):
         assert "out must be another folder than that of tiny" in complaint(["run", "user.toml", "--out", out], capsys)
+    Path("lines.toml").write_bytes(tiny.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(["run", "lines.toml", "--print"]) == 0
+    assert capsys.readouterr().out == tiny.read_text()
     Path("deep.toml").write_text(f"a = {'[' * 9999}")
     assert "deep.toml must be TOML" in complaint(["run", "deep.toml"], capsys)
     for old, new in (("queries = 5\n", f"queries = {10**20}\n"), ("epochs = 3\n", f"epochs = 3\nseed = {2**64}\n")):
@@ -112,13 +117,23 @@ def test_ordinary_mistakes_are_one_sentence(
         edited(tiny, old, new)
         assert "less than 2**63" in complaint(["run", "tiny.toml"], capsys)
         tiny.write_text(text)
+    for old in ("beta = 10.0\n", "rates = [0.05]\n", "value = "):
+        text = tiny.read_text()
+        edited(tiny, old, f"{old.split()[0]} = {10**400} # ")
+        complaint(["run", "tiny.toml"], capsys)
+        tiny.write_text(text)
     for option in ("--queries", "--budget", "--batch", "--rows", "--steps"):
         complaint(["attack", "ell0.models:mlp", "--data", "tiny.npz", option, str(10**20)], capsys)
 
 
 def test_rows_that_are_no_rows_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Results("a", "b").save(tmp_path / "a.json")
-    for rows in ("[1, 2]", '{"a": 1}', '[{"what": "a", "value": 1, "decided": {"b": "c"}}]'):
+    for rows in (
+        f'[{{"what": "a", "value": {10**400}}}]',
+        "[1, 2]",
+        '{"a": 1}',
+        '[{"what": "a", "value": 1, "decided": {"b": "c"}}]',
+    ):
         path.write_text(f'{{"schema": 2, "name": "a", "command": "b", "rows": {rows}}}')
         assert main(["report", str(path), "--out", str(tmp_path / "a.html")]) == 1
         assert "a.json is not a results file" in capsys.readouterr().err

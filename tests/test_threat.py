@@ -299,3 +299,10 @@ def test_bad_inputs(call: str, ball: L0Ball, x: Tensor, x_adv: Tensor, message: 
 
 def test_a_budget_of_numpy_becomes_an_int() -> None:
     assert type(within_one(np.int64(3)).budget) is int
+
+
+def test_the_ends_of_an_array_make_a_box() -> None:
+    x = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    ball = L0Ball(2, low=x.min(), high=x.max())
+    assert (ball.low, ball.high, str(ball)) == (0.0, 1.0, "2 features changed, values in [0, 1]")
+    assert isinstance(ball.low, float)

@@ -465,6 +465,7 @@ def test_bad_input_is_named() -> None:
         (lambda: PartVote(Says(), cast(Any, (2, 2))), r"partition must be a certify.Partition, got \(2, 2\)"),
         (lambda: PartVote(Peeks(lambda p: p.mean()), pairs), "network must see one part at a time, but part 1 changes"),
         (lambda: PartVote(Peeks(lambda p: 0.1 * p.roll(2, 0)), pairs), "network must see one part at a time"),
+        (lambda: PartVote(Peeks(lambda p: 1e-6 * p.mean()), pairs), "network must see one part at a time"),
         (lambda: PartVote(nn.Identity(), pairs), "takes 2 positional arguments|positional"),
         (lambda: PartVote(Peeks(lambda p: p[:1, :1] * 0), Partition.dealt((8,), 8)), "network must give logits"),
         (lambda: training.radius(x, y), "model must be in eval mode"),

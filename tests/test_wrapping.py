@@ -167,7 +167,8 @@ def test_a_killed_evaluation_of_a_loader_goes_on(tmp_path: Path) -> None:
         ([{"image": 1, "label": 2}], r"x must give pairs \(x, y\), such as .* got a dict with 'image', 'label'"),
         ([3], "x must give pairs .* got int"),
         ([], "x must have at least one row, got no batch"),
-        (torch.zeros(3, 2), "x must give pairs .* got Tensor"),
+        (torch.zeros(3, 2), "y must be given, or x be a DataLoader, a Dataset or batches .* got a float32 tensor"),
+        ((torch.zeros(3, 2), torch.zeros(3)), r"x must give pairs \(x, y\), such as \[\(x, y\)\], got Tensor"),
         (3, "y must be given, or x be a DataLoader, a Dataset or batches"),
     ],
 )
@@ -212,6 +213,9 @@ def test_scikit_learn(model: Any) -> None:
         evaluate(model, x, np.full(120, "z"), ball)
     with pytest.raises(ValueError, match="attacks must be black-box for a model that gives no gradient, got adaptive"):
         evaluate(model, x, names, ball, ["adaptive"])
+    # The default attacks with more queries leave out the same ones.
+    more = evaluate(model, x, names, ell0.L0Ball.of(x, 0), ell0.evaluation.cascade(queries=3000, steps=300))
+    assert list(more.attacks) == ["sparse_rs_corners", "sparse_rs_uniform"]
 
 
 def test_labels_that_are_numbers_of_their_own() -> None:
@@ -272,3 +276,53 @@ def test_a_wrapped_model_keeps_its_mode_and_its_truncation() -> None:
     both = [ATTACKS["adaptive"](net, x, y, within_one(2), queries=30) for net in (inner.eval(), model)]
     assert torch.equal(both[0].x_adv, both[1].x_adv)
     assert not wrap(inner, probabilities=False).training
+
+
+@pytest.mark.parametrize("options", [{"mean": 0.5, "deviation": 1.0}, {"mean": 0.5, "deviation": 1.0, "output": 0}, {}])
+def test_wrapping_leaves_every_mode_as_it_is(options: dict[str, Any]) -> None:
+    frozen = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
+    frozen[1].eval()
+    assert wrap(frozen, **options).training
+    assert [module.training for module in frozen] == [True, False, True]
+    x, y = torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)
+    wrapped = wrap(frozen.eval(), **{key: value for key, value in options.items() if key != "output"})
+    assert evaluate(wrapped, x, y, ell0.L0Ball(1, low=0.0, high=1.0), RS).flags == ()
+
+
+def test_a_key_of_a_dict_that_dicts_have_a_method_for() -> None:
+    x, _ = rows()
+    both = Returns(lambda z: {"values": z, "other": 2 * z})
+    torch.testing.assert_close(wrap(both, output="values")(x), Line()(x))
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda y: y.float(), r"got a float32 tensor of shape \(40,\) on cpu; use y.long\(\)"),
+        (lambda y: y.bool(), r"use y.long\(\)"),
+        (lambda y: y[:, None].float(), r"use y\[:, 0\].long\(\)"),
+        (lambda y: y[:, None], r"use y\[:, 0\]$"),
+        (lambda y: nn.functional.one_hot(y, 2), r"use y.argmax\(1\)"),
+        (lambda y: y[:-1], r"got a int64 tensor of shape \(39,\) on cpu$"),
+        (lambda y: y.bool().numpy(), r"got a NumPy bool array; use y.astype\(int\)"),
+    ],
+)
+def test_labels_of_another_form(form: Any, words: str) -> None:
+    x, y = rows()
+    with pytest.raises(ValueError, match=words):
+        found(Line(), x, form(y))
+
+
+def test_rows_that_are_no_tensor_are_named_in_few_words() -> None:
+    x, y = rows()
+    with pytest.raises(ValueError, match=r"x must be a floating-point tensor .*; use x.float\(\)"):
+        found(Line(), x.byte(), y)
+    with pytest.raises(ValueError, match="x must be a floating-point tensor") as error:
+        found(Line(), x.tolist(), y)
+    assert len(str(error.value)) < 300
+
+
+def test_a_ball_in_the_place_of_labels() -> None:
+    loader = DataLoader(TensorDataset(*rows()), batch_size=9)
+    with pytest.raises(ValueError, match=r"ball must be given by its name .* evaluate\(model, loader, ball=ball\)"):
+        evaluate(Line(), loader, within_one(2))

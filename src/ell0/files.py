@@ -268,7 +268,7 @@ def read_npz(path: Path, names: Collection[str]) -> tuple[dict[str, npt.NDArray[
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
             most = max(_MOST_CLAIMED, _MOST_RATIO * os.fstat(file.fileno()).st_size)
             return {name: _array(archive, members[name], most) for name in names if name in members}, list(members)
-    except (ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         rule = "must be a .npz file that NumPy wrote, without pickled objects"
         raise FileError(f"{path} {rule} ({error}): write it again with numpy.savez") from error
 

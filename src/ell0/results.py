@@ -207,7 +207,7 @@ class Results:
         """Reads what `save` wrote; raises FileError if it was altered. Files of before have no SHA-256."""
         raw = files.read(Path(path))
         try:
-            whole, content = files.unsealed(raw, _SEAL), dict(json.loads(raw))
+            whole, content = files.unsealed(raw, _SEAL), dict(json.loads(raw, parse_int=_whole))
             if whole is False or (whole is None and "sha256" in content):
                 raise ValueError("it was altered, its content does not fit the SHA-256 in it")
             content.pop("sha256", None)
@@ -222,6 +222,12 @@ class Results:
             raise files.FileError(f"{path} is not a results file: {error}") from error
         other = f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA})"
         raise files.FileError(f"{other}: measure again in a new folder, by `{content.get('command')}`")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 300:  # beyond the largest float, with which a page counts
+        raise ValueError(f"a number must have at most 300 digits, got {len(digits)}")
+    return int(digits)
 
 
 def _read(number: int, row: Row) -> Measurement:

@@ -48,6 +48,9 @@ class L0Ball:
             rule = "low and high must be given, the range of a changed value, such as low=0.0, high=1.0"
             raise ValueError(f"{rule}; L0Ball.of(x, {self.budget}) takes the range of x")
         for name, value in (("low", self.low), ("high", self.high)):
+            if isinstance(value, np.generic):  # such as the least number of an array
+                value = value.item()
+                object.__setattr__(self, name, value)
             real = value.dtype != torch.bool if isinstance(value, Tensor) else isinstance(value, int | float)
             if not real or isinstance(value, bool):
                 raise ValueError(f"{name} must be a number or a real tensor, got {describe(value)}")
@@ -197,7 +200,8 @@ class L0Ball:
 
     def _check(self, x: Tensor, x_adv: Tensor) -> None:
         if not isinstance(x, Tensor) or x.ndim < 2 or not x.is_floating_point():
-            raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}")
+            way = "; use x.float()" if isinstance(x, Tensor) and x.ndim >= 2 and not x.is_complex() else ""
+            raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}{way}")
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", got shape {tuple(x.shape)}')
         if self.unit == "pixel" and x.shape[3] in (1, 3, 4) and min(x.shape[1:3]) > 4:
@@ -236,4 +240,5 @@ def describe(value: object) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)} on {value.device}"
     if isinstance(value, np.ndarray):
         return f"a NumPy {value.dtype} array of shape {value.shape}; use torch.from_numpy"
-    return repr(value)
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 200 else f"{words[:200]}..."

@@ -57,7 +57,9 @@ def wrap(
         raise ValueError(f"mean and deviation must be given together, got mean={mean!r} and deviation={deviation!r}")
     scale = None if mean is None or deviation is None else _scale(mean, deviation)
     if scale is not None and isinstance(model, nn.Module) and output is probabilities is None and not channels_last:
-        return nn.Sequential(scale, model)  # certificates and `truncate` look into it
+        whole = nn.Sequential(scale, model)  # certificates and `truncate` look into it
+        whole.training = scale.training = model.training
+        return whole
     method = None if callable(model) else method
     if method == "predict_proba":
         probabilities = True
@@ -88,7 +90,9 @@ class Wrapped(nn.Module):
         self.model, self.output, self.probabilities, self.scale = model, output, probabilities, scale
         self.channels_last, self.numpy, self.method = channels_last, numpy, method
         self.classes_ = getattr(model, "classes_", None)
-        self.train(isinstance(model, nn.Module) and model.training)
+        self.training = isinstance(model, nn.Module) and model.training
+        if scale is not None:
+            scale.training = self.training
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, ...)``; result: ``(n, classes)``."""
@@ -114,14 +118,15 @@ class Wrapped(nn.Module):
         """The part of the answer that holds logits."""
         if self.output is not None:
             try:
-                part = getattr(answer, str(self.output)) if hasattr(answer, str(self.output)) else answer[self.output]
+                named = not isinstance(answer, Mapping) and hasattr(answer, str(self.output))
+                part = getattr(answer, str(self.output)) if named else answer[self.output]
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(f"output must name a part of what the model returns, got {self.output!r}") from error
         elif not isinstance(answer, Mapping | tuple | list):
             part = getattr(answer, "logits", answer)
         else:
             parts = answer if isinstance(answer, Mapping) else dict(enumerate(answer))
-            fits = [key for key, value in parts.items() if _fits(value, len(x))]
+            fits = [key for key, value in parts.items() if _fits(value, x)]
             key = next((key for key in ("logits", 0) if key in fits), fits[0] if len(fits) == 1 else None)
             if key is None:
                 some = ", ".join([*map(repr, parts)][:6] + ["..."] * (len(parts) > 6))
@@ -147,9 +152,9 @@ class Wrapped(nn.Module):
         return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
 
 
-def _fits(value: object, n: int) -> bool:
-    """Whether a part of an answer may be logits."""
-    array = isinstance(value, Tensor | np.ndarray) and value.ndim == 2 and len(value) == n
+def _fits(value: object, x: Tensor) -> bool:
+    """Whether a part of an answer for x may be logits. By shapes: `torch.export` takes a len() for a constant."""
+    array = isinstance(value, Tensor | np.ndarray) and value.ndim == 2 and value.shape[0] == x.shape[0]
     return array and "float" in str(cast(Tensor, value).dtype)
 
 
@@ -182,7 +187,8 @@ def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         y = place
     if isinstance(y, np.ndarray) and isinstance(x, Tensor):
         if y.dtype.kind not in "iu":
-            raise ValueError(f"y must be integers, the classes of the model, got a NumPy {y.dtype} array")
+            way = "; use y.astype(int)" if y.dtype.kind in "bf" else ""
+            raise ValueError(f"y must be integers, the classes of the model, got a NumPy {y.dtype} array{way}")
         y = torch.from_numpy(y.astype(np.int64)).to(x.device)
     return x, y
 
@@ -192,7 +198,7 @@ def batches(model: object, data: Any, size: int, again: bool) -> Iterator[tuple[
 
     They move to the device of the model's parameters.  again: the same rows must come in the same order next time.
     """
-    if not isinstance(data, Iterable | Dataset):
+    if isinstance(data, Tensor | np.ndarray) or not isinstance(data, Iterable | Dataset):
         raise ValueError(f"y must be given, or x be a DataLoader, a Dataset or batches (x, y), got {describe(data)}")
     if again and isinstance(getattr(data, "sampler", None), RandomSampler):
         raise ValueError("x must give its rows in the same order each time for state_path: DataLoader(shuffle=False)")
@@ -200,7 +206,8 @@ def batches(model: object, data: Any, size: int, again: bool) -> Iterator[tuple[
     for batch in DataLoader(data, batch_size=size) if isinstance(data, Dataset) else data:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             kind = f"a dict with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-            way = 'such as ((batch["image"], batch["label"]) for batch in loader)'
+            arrays = isinstance(batch, Tensor | np.ndarray)
+            way = "such as [(x, y)]" if arrays else 'such as ((batch["image"], batch["label"]) for batch in loader)'
             raise ValueError(f"x must give pairs (x, y), {way}, got {kind}")
         x, y = as_rows(model, *batch)
         if isinstance(x, Tensor) and isinstance(y, Tensor):

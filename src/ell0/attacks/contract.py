@@ -345,10 +345,18 @@ def _check(x: Tensor, y: Tensor, ball: L0Ball, rows: Tensor | None, target: Tens
         good = isinstance(value, Tensor) and value.dtype in _INTEGERS
         if not good or (value.shape, value.device) != (x.shape[:1], x.device):
             rule = f"{name} must be an integer tensor of shape ({len(x)},) on {x.device}"
-            raise ValueError(f"{rule}, got {describe(value)}")
+            raise ValueError(f"{rule}, got {describe(value)}{_way(value, len(x)) if name == 'y' else ''}")
     if target is not None and (target == y).any():
         raise ValueError(f"target must differ from y in every row, row {int((target == y).nonzero()[0])} does not")
     if finite:
         low, high, mutable = ball.box(x)
         if not ((high - low).isfinite() | ~mutable).all():
             raise ValueError(f"this attack needs a finite box, got low={ball.low!r} and high={ball.high!r}")
+
+
+def _way(y: object, n: int) -> str:
+    """How labels of another form, true or false, floating-point, in a column or one-hot, become integers."""
+    if not isinstance(y, Tensor) or y.shape[:1] != (n,) or y.ndim > 2 or (y.ndim == 1 and y.dtype in _INTEGERS):
+        return ""
+    whole = "" if y.dtype in _INTEGERS else ".long()"
+    return f"; use y{whole}" if y.ndim == 1 else f"; use y[:, 0]{whole}" if y.shape[1] == 1 else "; use y.argmax(1)"

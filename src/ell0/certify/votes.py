@@ -242,11 +242,12 @@ class PartVote(nn.Module, Certifier):
         try:
             self.network.eval()
             before = self._say(x)
-            # Two parts differ in some bit of their numbers: each is left alone once while the other changes.
-            for bit, value in product(range((self.parts - 1).bit_length()), (0, 1)):
+            # Two parts differ in some bit of their numbers: each is left alone once while the other changes, a little
+            # and a lot, as a pixel of any value may carry far through a small weight.
+            for bit, value, far in product(range((self.parts - 1).bit_length()), (0, 1), (1, 1e6)):
                 changed = torch.arange(self.parts, device=x.device) >> bit & 1 == value
                 pixels = changed[self.owner].view(1, *x.shape[2:] or x.shape[1:])
-                after = self._say(torch.where(pixels, 0.37 - x, x))
+                after = self._say(torch.where(pixels, far * (0.37 - x), x))
                 moved = ((after - before).abs() > 1e-4 * (1 + before.abs().max())).any(2)[0]
                 if len(wrong := (moved & ~changed).nonzero()):
                     said = f"part {int(wrong[0])} changes with pixels of others"

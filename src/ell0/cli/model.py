@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -136,7 +137,7 @@ def _own(words: str) -> Callable[[Tensor], Tensor]:
     if ":" not in words:
         raise ValueError(f"model must be a checkpoint that exists, or package.module:name, got {words!r}")
     found = recipe.imported(words)
-    model = found() if callable(found) and not isinstance(found, nn.Module) else found
+    model = _made(words, found) if callable(found) and not isinstance(found, nn.Module) else found
     if callable(model):
         return cast(Callable[[Tensor], Tensor], model)
     try:
@@ -144,6 +145,21 @@ def _own(words: str) -> Callable[[Tensor], Tensor]:
     except ValueError as error:
         rule = "model must name a model or a function that returns one"
         raise ValueError(f"{rule}, got {words!r}: {model!r}") from error
+
+
+def _made(words: str, make: Callable[[], Any]) -> Any:
+    """What a function returns that needs no arguments."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        module, name = words.split(":", 1)
+        rule = "model must name a function that needs no arguments and returns the model"
+        raise ValueError(
+            f"{rule}: give {module}:mine with def mine(): return {name}(...), got {words!r} ({error})"
+        ) from error
+    except ValueError:  # a function of another language, whose arguments are not known
+        pass
+    return make()
 
 
 def check_ranks(team: Team, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:

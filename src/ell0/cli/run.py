@@ -59,7 +59,7 @@ def run(
         tell(json.dumps(summaries) if work.as_json else "\n".join(lines))
         return
     if print_:
-        tell(recipes.source(recipe)[1], end="")
+        tell(recipes.source(recipe)[1].replace("\r\n", "\n"), end="")
         return
     with together(work.devices, work.nodes, work.device) as team:
         members, swept = recipes.sweep(recipe), None

@@ -10,7 +10,9 @@ import tarfile
 import urllib.request
 import zlib
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from .dataset import Bytes, File, Items
 
 SECONDS = 15.0  # without an answer from a server
 CLIENT_SECONDS = 1800.0
-_MOST_BYTES, _MOST_AT_ONCE, _MOST_MEMBERS = 1 << 29, 1 << 26, 10_000  # of an archive
+_MOST_BYTES, _MOST_FILE, _MOST_AT_ONCE, _MOST_MEMBERS = 1 << 29, 1 << 26, 1 << 20, 10_000  # of an archive
 
 # What a source raises if the network, the server or the package is at fault; anything else is a bug here.
 FAILURES = (
@@ -94,13 +96,24 @@ def _download(url: str, work: Path, progress: Progress) -> Path:
 
 def _members(archive: Path, names: Collection[str]) -> Items:
     """The files of an archive whose last path component is asked for; nothing is unpacked to disk."""
-    with _BoundedGzip(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+    with _BoundedGzip(archive) as stream, tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as tar:
         for number, member in enumerate(tar):
             name = member.name.rpartition("/")[2]
             if number == _MOST_MEMBERS:
                 raise ValueError(f"the package must hold at most {_MOST_MEMBERS:,} files")
             if name in names and member.isfile() and (file := tar.extractfile(member)):
-                yield name, file.read(_MOST_AT_ONCE)
+                if member.size > _MOST_FILE:
+                    raise ValueError(f"{name} must have at most {_MOST_FILE:,} bytes, got {member.size:,}")
+                yield name, b"".join(iter(partial(file.read, _MOST_AT_ONCE), b""))
+
+
+class _Member(tarfile.TarInfo):
+    """Raises ValueError for a sparse file, whose map tarfile reads whole, however long it is."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ValueError("the package must hold no sparse files")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
 
 
 class _BoundedGzip(gzip.GzipFile):

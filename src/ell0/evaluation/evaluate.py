@@ -34,10 +34,14 @@ AttackFunction = Callable[..., AttackResult]
 
 @dataclass(frozen=True)
 class Entry:
-    """An attack of an evaluation: ``attack(model, x, y, ball, *, generator, rows)``, and whether it is white-box."""
+    """An attack of an evaluation: ``attack(model, x, y, ball, *, generator, rows)``, and whether it is white-box.
+
+    optional: it is left out if the model has no gradient for it; such a model is refused otherwise.
+    """
 
     attack: AttackFunction
     white_box: bool
+    optional: bool = False
 
 
 def cascade(
@@ -66,7 +70,7 @@ def cascade(
         own = declared(known[name])
         assert own is not None
         given = {key: value for key, value in spent.items() if key in own.settings}
-        chosen[name] = Entry(partial(known[name], **given) if given else known[name], own.white_box)
+        chosen[name] = Entry(partial(known[name], **given) if given else known[name], own.white_box, names is None)
     return chosen
 
 
@@ -150,9 +154,11 @@ def evaluate(
     rounding explains.
     """
     if preset is not None:
-        if attacks is not None or preset not in PRESETS:
+        if preset not in PRESETS:
             known = ", ".join(map(repr, PRESETS))
-            raise ValueError(f"preset must be {known}, without attacks, got {preset!r}{did_you_mean(preset, PRESETS)}")
+            raise ValueError(f"preset must be {known}, got {preset!r}{did_you_mean(preset, PRESETS)}")
+        if attacks is not None:
+            raise ValueError(f"attacks must be left out beside preset, got {attacks!r}")
         attacks = PRESETS[preset]
     entries = _entries(attacks)
     check_count("batch", batch)
@@ -161,9 +167,11 @@ def evaluate(
     path = None if state_path is None else Path(state_path)
     if path is not None:
         team.once(partial(check_out, path, "state_path"))
+    if isinstance(y, L0Ball):
+        raise ValueError("ball must be given by its name if there is no y: evaluate(model, loader, ball=ball)")
     if not isinstance(ball, L0Ball):
         raise ValueError(f"ball must be an L0Ball, such as ball=L0Ball.of(x, 5), got {ball!r}")
-    settings = _Settings(entries, attacks is None, _checked_budgets(budgets, ball), batch, seed, tf32, progress, team)
+    settings = _Settings(entries, _checked_budgets(budgets, ball), batch, seed, tf32, progress, team)
     whole = y is not None
     parts: Iterable[tuple[Tensor, Tensor]] = [(x, y)] if whole else batches(model, x, batch, path is not None)
     if not whole and team.size > 1:
@@ -198,10 +206,9 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Settings:
-    """The arguments of `evaluate` beside model and rows.  default: no attacks were named."""
+    """The arguments of `evaluate` beside model and rows."""
 
     entries: dict[str, Entry]
-    default: bool
     budgets: tuple[int, ...]
     batch: int
     seed: int
@@ -240,8 +247,8 @@ def _evaluate_part(
         # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
         needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
         blocked = [name for name, most in needs.items() if probe.blind > most]
-        if blocked and not settings.default:
-            raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(blocked)}")
+        if refused := [name for name in blocked if not entries[name].optional]:
+            raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(refused)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
         clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
         if start == 0:

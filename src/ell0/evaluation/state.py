@@ -128,7 +128,8 @@ class State:
             raise FileError(f"{path} must be a file that this version of evaluate wrote: {_TODO}")
         differs = [part for part in {**words, **parts} if words.get(part) != parts.get(part)]
         at, values = tensors.pop("at", torch.tensor([-1])), tensors.pop("values", torch.empty(1))
-        inside = at.shape == values.shape and bool(((at >= 0) & (at < fresh.x_adv.numel())).all())
+        inside = at.dtype == torch.int64 and at.shape == values.shape and bool(values.isfinite().all())
+        inside &= bool(((at >= 0) & (at < fresh.x_adv.numel())).all())
         forms = [{key: (t.dtype, t.shape) for key, t in held.items()} for held in (tensors, fresh._small())]
         if not differs and not (inside and forms[0] == forms[1]):
             raise FileError(f"{path} is damaged, its tensors do not fit the rows: {_TODO}")

@@ -47,7 +47,7 @@ def save_pretrained(
         config = json.dumps({"library_name": "ell0", **card}, indent=2) + "\n"
     except TypeError as error:
         raise ValueError(f"card must be made of JSON values, got {card!r} ({error})") from error
-    if "model" in card:
+    if _buildable(card):
         recipe.model(Checkpoint(model.state_dict(), dict(card)))  # raises if the card is of another model
     rows = [] if results is None else [row for row in results.rows if row.what in _SHOWN]
     if "classifier" in card:
@@ -74,14 +74,22 @@ def from_pretrained(name: Path | str, *, model: nn.Module | None = None, revisio
         config = dict(json.loads(read((folder / CONFIG).resolve())))
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"name must be a folder of save_pretrained, got {str(name)!r} ({error})") from error
-    if model is None and "model" not in config:
-        raise ValueError(f"model must be given: the config of {str(name)!r} does not say how to build it")
+    if model is None and not _buildable(config):
+        why = "names code, which is not run" if "model" in config else "does not say how to build it"
+        way = f"the config of {str(name)!r} {why}; write from_pretrained(..., model=my_model)"
+        raise ValueError(f"model must be given: {way}")
     tensors, _ = read_tensors((folder / WEIGHTS).resolve(), "download it again", most=sys.maxsize, own=())
     checkpoint = Checkpoint(tensors, config)
     if model is None:
         return recipe.model(checkpoint).eval()
     checkpoint.into(model)
     return model.eval()
+
+
+def _buildable(card: Mapping[str, Any]) -> bool:
+    """Whether a model can be built from a card alone, without code that the card names."""
+    words = card.get("model")
+    return "model" in card and not (isinstance(words, Mapping) and "python" in words)
 
 
 def _downloaded(name: str, revision: str | None) -> Path:
@@ -98,7 +106,7 @@ def _card(
 ) -> Iterator[str]:
     yield from ("---", "library_name: ell0", "tags: [adversarial-robustness, sparse-attacks, l0]", "---", "")
     yield from (f"# {card.get('classifier', name)}", "", "```python", "import ell0", "")
-    own = "" if "model" in card else ", model=my_model"
+    own = "" if _buildable(card) else ", model=my_model"
     yield from (f'model = ell0.export.from_pretrained("{name}"{own})', "```", "")
     if "data" in card:
         yield from (f"Data: {card['data']}.", "")

@@ -58,6 +58,7 @@ VOTERS: dict[str, Make] = {
     "votes": _votes,
 }
 MODELS = {**NETWORKS, **VOTERS, "abs": AnalysisBySynthesis}
+_MOST_MADE = 1 << 23
 _FROM_DATA = ("in_features", "in_shape", "shape", "classes")
 _NESTED = {"base": NETWORKS, "network": PART_NETWORKS}
 
@@ -192,6 +193,10 @@ def _make(arguments: Mapping[str, Any]) -> nn.Module:
     given: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in arguments.items()}
     if "python" in given:
         return _own(given.pop("python"), given)
+    # What a vote and an "abs" make beside their weights is no part of a checkpoint, to which it could be compared.
+    for sizes in (given.get("shape", ()), (given.get("samples", 1), given.get("latents", 1))):
+        if (made := math.prod(map(float, sizes))) > _MOST_MADE:
+            raise ValueError(f"shape, or samples x latents, must be at most {_MOST_MADE:,} numbers, got {made:,.0f}")
     make, clamp, normalise = MODELS[given.pop("name")], given.pop("clamp", False), given.pop("normalise", None)
     if "base" in given:
         given["base"] = _make(given["base"])

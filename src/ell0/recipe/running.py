@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from ..common import Progress, Step, device_of, digest, silent
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Measurement, Results, Row
+from ..threat import L0Ball
 from . import verdicts
 from .gallery import write_gallery
 from .measuring import Subject, measure
@@ -207,7 +209,7 @@ class _RecipeRun:
         seeds = sorted({self._recipe.seed, *(one.training.seed for one in self._recipe.everyone())})
         name = self._recipe.name
         shipped = name in names() and load(name).text == self._recipe.text
-        command = f"ell0 run {name}{'' if shipped else '.toml'}"
+        command = f"ell0 run {name}{'' if shipped else '.toml'}{' --allow-code' if self._recipe.code else ''}"
         here = Results.here(name, command, seeds=seeds, device=self._place, ranks=self._team.size)
         here.recipe = name
         path = self._folder / "results.json"
@@ -258,8 +260,12 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
             there = f"the {len(rows)} of the {task.split} split" + (f" less first={task.first}" if task.first else "")
             raise ValueError(f"{task}: rows must be at most {there}, got {wanted}")
         team.check_rows(str(task), wanted)
-        if rows.ndim != 4 and any(row.get("unit") == "pixel" for row in task.identities()):
-            raise ValueError(f'{task}: unit must be "feature" for rows of shape {tuple(rows.shape[1:])}, got "pixel"')
+        if any(row.get("unit") == "pixel" for row in task.identities()):
+            if rows.ndim != 4:
+                shape = tuple(rows.shape[1:])
+                raise ValueError(f'{task}: unit must be "feature" for rows of shape {shape}, got "pixel"')
+            with named(task):
+                L0Ball(0, "pixel", -math.inf, math.inf).count(rows[:1], rows[:1])  # raises if channels come last
         if task.what == "certified_accuracy":
             network = build(_fitted(task.classifier, data), seed=0).eval()
             with named(task):

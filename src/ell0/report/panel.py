@@ -33,7 +33,7 @@ Description = dict[str, Any]
 @cache
 def script() -> tuple[Markup, Markup]:
     """What the panel runs, and the source expression that lets a browser run this and nothing else."""
-    text = "\n".join((Path(__file__).parent / name).read_text() for name in ("network.js", "panel.js"))
+    text = "\n".join((Path(__file__).parent / name).read_text("utf-8") for name in ("network.js", "panel.js"))
     digest = base64.b64encode(sha256(text.encode()).digest()).decode()
     return Markup(text), Markup(f"'sha256-{digest}'")
 

@@ -12,6 +12,7 @@ template <class T> struct Keys {
     typedef V<T> Pivot;
     typedef M<T> Tally;
     static constexpr bool ROUNDED = false;
+    static constexpr int64_t PAIRS = INT32_MAX / 2;  // as many keys as a tally can count
 
     static Key pack(V<T> first, V<T> second, V<T>) { return {first, second}; }
     static Pivot pivot(V<T> at) { return at; }
@@ -36,6 +37,7 @@ template <class T> struct Keys {
 // 16 bits for each term. Terms beyond the range share the last key on their side; a NaN has the least one.
 template <> struct Keys<float> {
     static constexpr bool ROUNDED = true;
+    static constexpr int64_t PAIRS = UINT16_MAX;
 #if defined(__AVX512F__)
     typedef __m512i Key;
     static Key packed(V<float> a, V<float> b) {

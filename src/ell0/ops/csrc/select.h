@@ -190,25 +190,35 @@ template <class T> struct Select {
         density = (now > 0) & (now <= Lanes<T>::MAX) & (number <= 4 * FEW) ? now : density;
     }
 
+    // The end of what a tally can count from i on.
+    static int64_t stretch(int64_t i, int64_t pairs) {
+        return pairs - i > Keys<T>::PAIRS ? i + Keys<T>::PAIRS : pairs;
+    }
+
     // Counts the keys beyond N pivots of each side.
     template <int N>
     static void count(const Key* keys, int64_t pairs, M<T> undefined, const V<T>* over, const V<T>* under, Bracket<T>& up,
                       Bracket<T>& down, M<T>* above, M<T>* below) {
-        typename Keys<T>::Tally ups[N] = {}, downs[N] = {};
         typename Keys<T>::Pivot high[N], low[N];
         for (int c = 0; c < N; ++c) {
             high[c] = Keys<T>::pivot(over[c]);
             low[c] = Keys<T>::pivot(-under[c]);
+            above[c] = below[c] = M<T>{};
         }
-        for (int64_t i = 0; i < pairs; ++i)
+        for (int64_t i = 0; i < pairs;) {
+            typename Keys<T>::Tally ups[N] = {}, downs[N] = {};
+            for (const int64_t stop = stretch(i, pairs); i < stop; ++i)
 #pragma GCC unroll 2
+                for (int c = 0; c < N; ++c) {
+                    Keys<T>::above(ups[c], keys[i], high[c]);
+                    Keys<T>::below(downs[c], keys[i], low[c]);
+                }
             for (int c = 0; c < N; ++c) {
-                Keys<T>::above(ups[c], keys[i], high[c]);
-                Keys<T>::below(downs[c], keys[i], low[c]);
+                above[c] += Keys<T>::total(ups[c]);
+                below[c] += Keys<T>::total(downs[c]);
             }
+        }
         for (int c = 0; c < N; ++c) {
-            above[c] = Keys<T>::total(ups[c]);
-            below[c] = Keys<T>::total(downs[c]);
             if (Keys<T>::ROUNDED) below[c] -= undefined;
             up.narrow(over[c], above[c]);
             down.narrow(under[c], below[c]);
@@ -271,21 +281,25 @@ template <class T> struct Select {
             found[left] = (int32_t)i;
             left += Keys<T>::within(keys[i], a, b, c, e);
         }
-        typename Keys<T>::Tally above{}, below{};
+        M<T> over{}, here{};
         undefined = M<T>{};
-        for (int64_t i = 0; i < left; ++i) {
-            const V<T> first = u[2 * found[i]], second = u[2 * found[i] + 1];
-            const Key key = keys[found[i]];
-            Keys<T>::above(above, key, b);
-            Keys<T>::below(below, key, c);
-            undefined -= (first != first) + (second != second);
-            out[2 * i] = first;
-            out[2 * i + 1] = second;
-            out_keys[i] = key;
+        for (int64_t i = 0; i < left;) {
+            typename Keys<T>::Tally above{}, below{};
+            for (const int64_t stop = stretch(i, left); i < stop; ++i) {
+                const V<T> first = u[2 * found[i]], second = u[2 * found[i] + 1];
+                const Key key = keys[found[i]];
+                Keys<T>::above(above, key, b);
+                Keys<T>::below(below, key, c);
+                undefined -= (first != first) + (second != second);
+                out[2 * i] = first;
+                out[2 * i + 1] = second;
+                out_keys[i] = key;
+            }
+            over += Keys<T>::total(above);
+            here += Keys<T>::total(below);
         }
-        M<T> here = Keys<T>::total(below);
         if (Keys<T>::ROUNDED) here -= undefined & (down.b <= Lanes<T>::MAX);  // a NaN lies below every pivot but this
-        up.forget(up.above_b - Keys<T>::total(above));
+        up.forget(up.above_b - over);
         down.forget(down.above_b - here);
         return left;
     }

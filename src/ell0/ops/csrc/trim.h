@@ -153,6 +153,8 @@ template <class T> struct Trim {
             int64_t likely = depth(row, group.reach, T(0.9) * narrower(cuts.high, cuts.low), 0);
             wanted = likely > wanted ? likely : wanted;
         }
+        // A product of finite numbers may be infinite, too.
+        const bool infinite = group.outlying || any(~(row.bound[0] * group.span <= Lanes<T>::MAX));
         const Select<T> select{d, top, bottom};
         V<T> kept;
         for (;;) {
@@ -162,7 +164,7 @@ template <class T> struct Trim {
                     u[filled++] = row.ranked[done] * load(group.panel + (int64_t)row.order[done] * L);
             for (; done < wanted; ++done) u[filled++] = term(row, group, done, false);
             if (filled % 2) u[filled] = all<T>(__builtin_nanf(""));
-            kept = stays(select.find(u, filled + filled % 2, group.leads > 0, group.outlying || !finite, cuts), cuts);
+            kept = stays(select.find(u, filled + filled % 2, group.leads > 0, infinite, cuts), cuts);
             if (done == d) break;
             wanted = depth(row, group.reach, narrower(cuts.high, cuts.low), done);
             if (wanted == done) break;
