@@ -10,6 +10,7 @@ from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks.contract import Victim
 from ell0.attacks.sigma_zero import Descent, sigma_zero, sparsity_slope
+from ell0.certify import PartVote
 from ell0.threat import Unit
 from oracle import Sums, optimum, random
 from test_attacks import LINEAR, Problem, linear, problems
@@ -41,6 +42,9 @@ def test_modes_and_boxes(case: tuple[Problem, Tensor], scale: float) -> None:
     assert torch.equal(first.success, nearest.success)
     assert (nearest.distance <= first.distance).all()
     assert (first.queries <= nearest.queries).all()
+
+    if isinstance(model, PartVote):
+        return  # behind a function its surrogate gradient is out of sight
 
     def stretched(points: Tensor) -> Tensor:
         return model(points / scale)
