@@ -735,10 +735,7 @@ TABLES: dict[str, Make] = {
     "mnist-certified": certified(
         "MNIST",
         {
-            f"bound for {m} changed": (
-                "mnist-certified",
-                of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]),
-            )
+            f"bound for {m} changed": ("mnist-certified", of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]))
             for m in (6, 10, 16)
         }
         | {"partition into 60 (FPA)": ("mnist-rivals", of(classifiers=["partition(60)"]))}
@@ -857,10 +854,7 @@ TABLES: dict[str, Make] = {
     ),
     "paper-table1-mnist": paper_table_1(
         ["F(0)", "F(10)"],
-        ROWS
-        | {
-            "images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised"),
-        },
+        ROWS | {"images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised")},
         values="corners",
     ),
     "paper-table1-cifar": paper_table_1(
