@@ -182,6 +182,12 @@ def test_a_folder_that_is_not_free_is_left_alone(tiny: Path, out: Path, tmp_path
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="holds a run of this recipe already"):
         recipe.run(tiny, out=out, resume=False, device="cpu")
+    edited(
+        tiny,
+        '[classifier.model]\nname = "mlp"\nk = 0\nhidden = [8]',
+        'model = {name = "mlp", k = 0, hidden = [8]}  # so',
+    )
+    assert running.finished(out, recipe.load(tiny))  # the same in another layout
     edited(tiny, "epochs = 3", "epochs = 2")
     with pytest.raises(ValueError, match="holds one of another recipe"):
         recipe.run(tiny, out=out, device="cpu")
