@@ -534,21 +534,6 @@ def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | 
     return make
 
 
-TABLE_1 = {
-    ("F(0)", 3): (0, 0, 0), ("F(0)", 5): (0, 0, 0), ("F(0)", 8): (0, 0, 0),
-    ("F(10)", 3): (0.9551, 0.9473, 0.9297), ("F(10)", 5): (0.9355, 0.8965, 0.8184),
-    ("F(10)", 8): (0.8594, 0.7324, 0.5879),
-    ("VGG(0)", 3): (0.6445, 0.5273, 0.3965), ("VGG(0)", 8): (0.5292, 0.4023, 0.2636),
-    ("VGG(10)", 3): (0.7773, 0.7167, 0.6777), ("VGG(10)", 8): (0.7070, 0.6133, 0.5313),
-}  # fmt: skip
-"""Robust accuracies of the paper's Table 1 by classifier and budget, for 300, 1,000 and 5,000 queries."""
-CLEAN_1 = {"F(0)": 0.9802, "F(10)": 0.9873, "VGG(0)": 0.8768, "VGG(10)": 0.8727}
-TABLE_2 = {
-    "F(0)": (1, 13), "F(0) plain": (1, 13), "F(10)": (17, 21), "VGG(0)": (2, 3), "VGG base": (2, 3), "VGG(10)": (11, 17)
-}  # fmt: skip
-"""Medians of the paper's Table 2 for beta = 100 and 1; it is not said which network without truncation is meant."""
-
-
 def sources(classifier: str, table: int) -> tuple[str, ...]:
     """The results files of a classifier in a table of the paper: CIFAR-10 is run a network at a time, or as a whole."""
     if classifier.startswith("F"):
@@ -557,21 +542,27 @@ def sources(classifier: str, table: int) -> tuple[str, ...]:
     return f"cifar-table{table}-{part}", f"cifar-table{table}"
 
 
+def figures(classifier: str, table: int) -> list[Entries]:
+    """What a table of the paper says of a classifier, as the recipe has it."""
+    return [one for one in recipe.load(sources(classifier, table)[-1]).paper if one["classifier"] == classifier]
+
+
 def paper_table_1(names: Sequence[str], columns: dict[str, Entries], **which: Any) -> Make:
     """Table 1 of the paper, of some classifiers."""
-    search = of(what="robust_accuracy", attack="sparse_rs", beta=100.0, part=None, **which)
+    search = of(attack="sparse_rs", part=None, **which)
     attacked = [title for title, more in columns.items() if more.get("over") or more.get("values")]
     numbers = []
     for name in names:
-        where = of(files=sources(name, 1), never=["another training"] if name == "VGG(0)" else [])
-        clean = of(classifier=name, what="clean_accuracy")
-        more = {**where, "never": [*where["never"], *attacked]}
-        numbers.append(Printed(f"{name}, clean", CLEAN_1[name], which=clean, n=10_000, **more))
-        for m, shares in ((m, shares) for (one, m), shares in TABLE_1.items() if one == name):
-            for queries, share in zip((300, 1000, 5000), shares, strict=True):
-                entries = of(**search, classifier=name, budget=m, queries=queries)
-                words = f"{name}, {m} changed, {queries:,} queries"
-                numbers.append(Printed(words, share, which=entries, n=512, **where))
+        never = ["another training"] if name == "VGG(0)" else []
+        for figure in figures(name, 1):
+            entries = {key: value for key, value in figure.items() if key not in ("value", "n")}
+            if "budget" not in figure:
+                clean = Printed(f"{name}, clean", figure["value"], sources(name, 1), entries, 10_000)
+                numbers.append(replace(clean, never=[*never, *attacked]))
+                continue
+            words = f"{name}, {figure['budget']} changed, {figure['queries']:,} queries"
+            shares = figure["value"], sources(name, 1), entries | search, figure["n"]
+            numbers.append(Printed(words, *shares, never=never))
     note = "Sparse-RS with values within 100; the paper's intervals are those of 512 images"
     return beside("Table 1", numbers, columns, note)
 
@@ -582,9 +573,9 @@ def paper_table_2(names: Sequence[str], ways: dict[str, Entries]) -> Make:
     def make(files: Files) -> MarkdownTable:
         numbers = {}
         for name in names:
-            for beta, median in zip((100.0, 1.0), TABLE_2[name], strict=True):
-                entries = of(classifier=name, what="median_distance", beta=beta)
-                numbers[f"{name}, within {beta:g}"] = Printed("", median, sources(name, 2), entries)
+            for figure in figures(name, 2):
+                entries = of(classifier=name, what="median_distance", beta=figure["beta"])
+                numbers[f"{name}, within {figure['beta']:g}"] = Printed("", figure["value"], sources(name, 2), entries)
         lines = [["paper", *(f"{one.value:g}" for one in numbers.values())]]
         lines += [[words, *(cell(files, one, way) for one in numbers.values())] for words, way in ways.items()]
         command = f"`ell0 run {sources(names[0], 2)[-1]}`"
@@ -789,10 +780,7 @@ TABLES: dict[str, Make] = {
     "mnist-certified": certified(
         "MNIST",
         {
-            f"bound for {m} changed": (
-                "mnist-certified",
-                of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]),
-            )
+            f"bound for {m} changed": ("mnist-certified", of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]))
             for m in (6, 10, 16)
         }
         | {
@@ -922,10 +910,7 @@ TABLES: dict[str, Make] = {
     ),
     "paper-table1-mnist": paper_table_1(
         ["F(0)", "F(10)"],
-        ROWS
-        | {
-            "images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised"),
-        },
+        ROWS | {"images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised")},
         values="corners",
     ),
     "paper-table1-cifar": paper_table_1(
