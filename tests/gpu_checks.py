@@ -95,8 +95,8 @@ def one_sided(n: int, rows: int, d: int, g: Generator) -> Inputs:
 
 
 KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay, one_sided)
-# n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms, all terms but two
-SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16), (3, 2, 48, 23, 23))
+# n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
+SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16))
 LONG = (3, 1, 140, 45, 45)
 SLOW = (zeros, integers, huge, undefined, few_stay, one_sided)  # in Triton's interpreter, where they get less
 
@@ -145,12 +145,25 @@ def check_kind(make: Callable[..., Inputs]) -> None:
     slow = INTERPRETED and make in SLOW
     shapes = SHAPES if slow else (*SHAPES, LONG)
     for seed, (n, rows, d, top, bottom) in enumerate(shapes):
-        for faster in (frozenset(), NEWER):
+        # In Triton's interpreter `check_tiles` does the newer paths, all kinds at once.
+        for faster in (gpu.FASTER,) if INTERPRETED else (frozenset(), NEWER):
             with mock.patch.object(gpu, "FASTER", faster):
                 compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
         compare(*make(5 if slow else 33, 2, 40, Generator().manual_seed(9)), ((4, 4),))
+
+
+def check_tiles() -> None:
+    """The newer paths with samples of several kinds in one tile; a batch without infinities takes another branch."""
+    g = Generator().manual_seed(0)
+    finite = [make for make in KINDS if make not in (huge, undefined)]
+    for kinds, counts in ((finite, ((17, 16), (0, 9))), ((huge, zeros), ((9, 12),))):
+        x = torch.cat([make(3, 2, 35, g)[0] for make in kinds])
+        _, weight, bias = ordinary(2, 2, 35, g)
+        weight[1] = weight[1].round()
+        with mock.patch.object(gpu, "FASTER", NEWER):
+            compare(x, weight, bias, counts)
 
 
 def check_pairs() -> None:
@@ -350,6 +363,7 @@ def check_attacks() -> None:
 
 ANYWHERE: dict[str, Callable[[], None]] = {
     **{make.__name__: lambda make=make: check_kind(make) for make in KINDS},  # type: ignore[misc]
+    "tiles": check_tiles,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
     "size": check_a_batch_can_be_too_large,

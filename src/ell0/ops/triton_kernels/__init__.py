@@ -9,8 +9,8 @@ Where many terms leave, they are counted instead: row by row (`_select`) or in t
 in which the cuts mask the terms.
 
 Walk and `_select` get the dense product and take the removed terms out of it. Outlying coordinates of a sample are
-zeros in its panel and in the dense product; their terms, clamped to what the others can reach, join the selection apart. Where this
-short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
+zeros in its panel and in the dense product; their terms, clamped to what the others can reach, join the selection
+apart. Where this short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
 """
 
 from ._count import count_terms, cut_bands, guess_pivots, sum_between
