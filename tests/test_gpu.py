@@ -20,11 +20,7 @@ needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not ins
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "names",
-    [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("names", [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:]], ids=" ".join)
 def test_kernels(names: tuple[str, ...]) -> None:
     environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(

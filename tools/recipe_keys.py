@@ -96,11 +96,7 @@ MEANING = {
         "base": "network of an `ablation` or a `partition`, a table with the keys of this one",
         "network": "network of a part of `votes`, below",
     },
-    "classifier.model.base": {
-        "name": "a network of ell0",
-        "clamp": "as above",
-        "k": "as above, one value",
-    },
+    "classifier.model.base": {"name": "a network of ell0", "clamp": "as above", "k": "as above, one value"},
     "classifier.model.network": {"name": "a network of `ell0.part_networks`"},
     "classifier.training": {
         "attack": "train against this attack, below",
