@@ -73,7 +73,7 @@ class Share(Figure):
     def of(cls, rows: Tensor) -> Self:
         """The share of the rows that are true, of ``(n,)`` bool. A `Measurement` of it keeps which ones they are."""
         share = cls(int(rows.sum()), len(rows))
-        share.verdicts = base64.b64encode(np.packbits(rows.cpu().numpy())).decode()
+        share.verdicts = base64.b64encode(np.packbits(rows.cpu().numpy()).tobytes()).decode()
         return share
 
 
