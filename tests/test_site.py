@@ -59,6 +59,39 @@ def test_the_site_asks_for_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
 
 
+@chromium.needed
+def test_every_page_fits_a_phone_and_is_silent(site: Path) -> None:
+    for path in sorted(site.rglob("*.html")):
+        if path.name != "404.html":  # which only a server shows
+            wide, complaints = chromium.look(path, "document.documentElement.scrollWidth", width=360)
+            assert (wide, complaints) == (360, []), path
+
+
+@chromium.needed
+def test_a_browser_tells_of_errors_and_of_requests(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><img src='http://127.0.0.1:9/a.png'><script>console.warn(1); missing()</script>")
+    complaints = " ".join(chromium.look(page, "0", width=360)[1])
+    for words in ("asks for http://127.0.0.1:9/a.png", "warning", "missing is not defined"):
+        assert words in complaints
+
+
+@chromium.needed
+@pytest.mark.parametrize(("name", "wanted"), [("theory", "#curves input"), ("results", "#field-filter, #field button")])
+def test_tab_reaches_what_one_can_turn(site: Path, name: str, wanted: str) -> None:
+    with chromium.opened(site / f"{name}.html", width=1440) as tab:
+        assert tab.run("document.documentElement.scrollWidth") == 1440
+        count, reached = tab.run(f"document.querySelectorAll('{wanted}').length"), set[int]()
+        tab.run("document.querySelector('h1').scrollIntoView()")
+        for _ in range(200):
+            tab.press("Tab")
+            reached.add(tab.run(f"[...document.querySelectorAll('{wanted}')].indexOf(document.activeElement)"))
+            if len(reached) > count:
+                break
+        assert reached == {-1, *range(count)}
+        assert tab.complaints() == []
+
+
 def test_generated_parts_are_in_their_pages(site: Path) -> None:
     assert "must be given" in (site / "recipe-keys.html").read_text()
     assert (site / "results.html").read_text().count("<tr>") == 1 + len(field_table.lines())
