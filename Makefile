@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 INSTALLED := $(VENV)/.installed
 WITH_TOOLS := $(VENV)/.with-tools
 
-.PHONY: setup run dist test test-full test-gpu test-peers lint bench bench-attacks clean
+.PHONY: setup run dist test test-full test-gpu test-peers lint docs bench bench-attacks clean
 setup: $(WITH_TOOLS)
 
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/ell0/ops/csrc/*)
@@ -26,6 +26,10 @@ dist: $(INSTALLED)  ## an sdist, and the wheel that is built from it
 	$(INSTALL) build
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+
+# mkdocs-material is kept up until May 2027, as it says at each build unless told not to; the pages are plain Markdown.
+docs: setup  ## the manual, as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: setup
 	$(BIN)/ruff check .

@@ -343,10 +343,7 @@ def test_models_without_a_certificate_are_refused(model: Callable[[], nn.Module]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda m, x, y: certify.radius(m, x, y, max_budget=4),
-            "for budget=4.*k=3, bounds at most 3 changed features",
-        ),
+        (lambda m, x, y: certify.radius(m, x, y, max_budget=4), "for budget=4.*k=3, bounds at most 3 changed features"),
         (lambda m, x, y: certify.radius(m, x, y, within_one(4, low=-inf)), "no certificate exists"),
         (lambda m, x, _: certify.bounds(m, x, within_one(4, high=inf)), "no certificate exists"),
         (lambda m, x, y: certify.margins(m, x, y, 4), "no certificate exists"),

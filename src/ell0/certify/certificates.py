@@ -92,7 +92,7 @@ def accuracy(
     if not budgets or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
     radii = radius(model, x, y, ball, max_budget=max(budgets), method=method, batch=batch, progress=progress)
-    return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
+    return {budget: Share.of(radii >= budget) for budget in budgets}
 
 
 def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measurement]:
@@ -100,7 +100,7 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
 
     radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
     """
-    shares = [(budget, Share(int((radii >= budget).sum()), len(radii))) for budget in budgets]
+    shares = [(budget, Share.of(radii >= budget)) for budget in budgets]
     found = [Measurement.of("certified_accuracy", share, **identity, budget=budget) for budget, share in shares]
     return [*found, Measurement.of("certified_radius", median(radii), **identity)]
 
