@@ -6,7 +6,7 @@ PEERS := .venv-peers
 # What the lock files name and nothing else: wheels alone, so that no package runs code while it is installed.
 LOCKED := -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r
 
-.PHONY: setup run dist test test-full test-gpu test-peers lint bench bench-attacks lock clean
+.PHONY: setup run dist test test-full test-gpu test-peers lint docs bench bench-attacks lock clean
 .SECONDARY:
 setup: $(VENV)/.installed
 
@@ -35,6 +35,10 @@ run: setup  ## the main job: digits classifiers trained, attacked and shown on a
 dist: setup  ## an sdist, and the wheel that is built from it
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
+
+# mkdocs-material is kept up until May 2027, as it says at each build unless told not to; the pages are plain Markdown.
+docs: setup  ## the manual, as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: setup
 	$(BIN)/ruff check .

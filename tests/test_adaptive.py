@@ -183,8 +183,7 @@ def test_a_clamp_hides_nothing(first: nn.Module, scales: tuple[nn.Module, ...]) 
 
 
 @pytest.mark.parametrize(
-    "first",
-    [nn.Sequential(nn.Flatten(), TruncatedLinear(60, 60, 5)), InputTruncation((3, 5, 4), 5)],
+    "first", [nn.Sequential(nn.Flatten(), TruncatedLinear(60, 60, 5)), InputTruncation((3, 5, 4), 5)]
 )
 @pytest.mark.parametrize("scale", [InputScale(-3.0, 1.0), InputScale((-3.0, 0.0, -1.0), (1.0, 2.0, -0.5))], ids=str)
 @pytest.mark.parametrize("unit", ["feature", "pixel"])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import tables
 import torch
 
 from ell0 import recipe
 from ell0.data import SETS
 from ell0.ops import truncated_linear
-
-QUERIES, BETAS = (300, 1000, 5000), (100.0, 1.0)
 
 
 def phibar(x: float) -> float:
@@ -54,24 +50,12 @@ def test_a_bias_given_as_a_constant_coordinate_is_truncated() -> None:
 
 
 def test_robust_accuracies_of_the_paper_are_multiples_of_a_512th() -> None:
-    shares = [share for row in tables.TABLE_1.values() for share in row]
+    figures = [one for name in ("mnist-table1", "cifar-table1") for one in recipe.load(name).paper if "budget" in one]
+    shares = [one["value"] for one in figures]
+    assert len(shares) == 30
     # Printed with two digits of a per cent, some of them cut off and not rounded.
     assert all(0 <= round(512 * share) / 512 - share + 5.1e-5 < 1.51e-4 for share in shares)
     assert any(abs(round(256 * share) / 256 - share) > 1e-3 for share in shares)
-
-
-def test_tables_and_recipes_have_the_same_numbers_of_the_paper() -> None:
-    paper: dict[Any, float] = {(name, None, None): share for name, share in tables.CLEAN_1.items()}
-    for (name, m), shares in tables.TABLE_1.items():
-        paper |= {(name, m, queries): share for queries, share in zip(QUERIES, shares, strict=True)}
-    for name, medians in tables.TABLE_2.items():
-        paper |= {(name, beta): value for beta, value in zip(BETAS, medians, strict=True)}
-    found: dict[Any, float] = {}
-    for name in ("mnist-table1", "cifar-table1", "mnist-table2", "cifar-table2"):
-        keys = ("beta",) if name.endswith("2") else ("budget", "queries")
-        for figure in recipe.load(name).paper:
-            found[figure["classifier"], *(figure.get(key) for key in keys)] = figure["value"]
-    assert found == paper
 
 
 def test_the_box_of_beta_1_on_cifar_leaves_the_range_of_the_images_at_four_of_six_ends() -> None:

@@ -117,7 +117,7 @@ def test_the_keys_of_a_recipe_are_those_of_the_classes(ran: Path) -> None:
 
 
 def test_clean_certified_and_attacked_figures_are_those_of_the_model(ran: Path) -> None:
-    results, (x, y) = Results.load(ran / "results.json"), data.read_npz(ran.parent / "tiny.npz", "x_test", "y_test")
+    results, (x, y) = Results.load(ran / "results.json"), data.read_npz(ran.parent / "tiny.npz")
     ball = L0Ball(8, "pixel", -math.inf, math.inf)
     for name in ("grids", "dealt"):
         model = trained(ran, name)
@@ -159,7 +159,7 @@ def test_a_killed_run_ends_with_the_same_figures(ran: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = data.read_npz(ran.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(ran.parent / "tiny.npz")
     np.savez(ran.parent / "mine.npz", x=x, y=y)
     words = ["certify", str(ran / "grids"), "--data", str(ran.parent / "mine.npz"), "--device", "cpu", "--quiet"]
     assert main([*words, "--unit", "pixel", "--json"]) == 0
@@ -173,37 +173,21 @@ def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "strides = [2, 4]\n",
-            "",
-            "grids: votes must have strides or parts, and not both, got strides=() with",
-        ),
+        ("strides = [2, 4]\n", "", "grids: votes must have strides or parts, and not both, got strides=() with"),
         ("strides = [2, 4]\n", "strides = [2, 4]\nparts = 4\n", "votes must have strides or parts, and not both"),
         ("strides = [2, 4]", "strides = [2, 5]", "strides must be two ints from 1 to height and width of an image"),
         ("tau = 0.25", "tau = 0.0", "grids: tau must be a finite number > 0, got 0.0"),
         ("mirrored = true", "mirrored = 1", "mirrored must be true or false, got 1"),
-        (
-            "parts = 5\n",
-            "parts = 5\nmirrored = true\n",
-            "dealt: mirrored must be False for a partition of which",
-        ),
+        ("parts = 5\n", "parts = 5\nmirrored = true\n", "dealt: mirrored must be False for a partition of which"),
         ("parts = 5\n", "parts = 17\n", "dealt: parts must be at most the number of pixels, got parts=17"),
         ('rule = "plurality"', 'rule = "plurallity"', "did you mean 'plurality'"),
-        (
-            'name = "cnn"',
-            'name = "cnnn"',
-            "network: name must be one of 'mlp', 'cnn', 'transformer', got 'cnnn'",
-        ),
+        ('name = "cnn"', 'name = "cnnn"', "network: name must be one of 'mlp', 'cnn', 'transformer', got 'cnnn'"),
         ("widths = [6]", "width = 6", "model, network: unknown key 'width'; did you mean 'widths'?"),
         ("widths = [6]", "widths = [6], clamp = true", "model, network: unknown key 'clamp'"),
         ("budget = 3\n", "budget = 4\n", "grids: budget must be below half of the parts, got budget=4 with 8 parts"),
         ("mix = 0.5", "mix = 1.5", "certified: mix must lie in [0, 1], got 1.5"),
         ("mix = 0.5", "quick = true", "certified: unknown key 'quick'"),
-        (
-            "budgets = [1, 2, 3, 8]",
-            "budgets = [1]\nbeta = [1.0]",
-            "beta must be left out for grids, whose votes",
-        ),
+        ("budgets = [1, 2, 3, 8]", "budgets = [1]\nbeta = [1.0]", "beta must be left out for grids, whose votes"),
         ("[classifier.training.certified]\nbudget = 3\nmix", "[classifier.training.trades]\nbudget = 3\n#", "trades"),
     ],
 )

@@ -325,10 +325,7 @@ def test_the_training_loss_is_the_mean_of_the_parts(sure: float) -> None:
     votes = PartVote(PartMLP((3,), 4, classes=3, width=6, dropout=0.0), Partition.dealt((9,), 4)).double().train()
     x, y = sure * torch.randn(5, 9).double(), torch.tensor([0, 1, 2, 1, 0])
     weights = list(votes.parameters())
-    losses = (
-        F.cross_entropy(votes(x), y),
-        F.cross_entropy(votes.part_logits(x).flatten(0, 1), y.repeat_interleave(4)),
-    )
+    losses = (F.cross_entropy(votes(x), y), F.cross_entropy(votes.part_logits(x).flatten(0, 1), y.repeat_interleave(4)))
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*(torch.autograd.grad(loss, weights) for loss in losses))
 

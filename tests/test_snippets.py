@@ -71,6 +71,28 @@ def export(names: Names) -> None:
         assert torch.equal(names["again"](names["x"]), logits)
 
 
+def tutorial_proven(names: Names) -> None:
+    near, far, clamped = (names[name].robust_accuracy for name in ("dense_near", "dense_far", "clamped_far"))
+    assert far < 0.1 < 0.25 < near
+    assert abs(near - clamped) < 0.05
+    shares, attacked = names["shares"], names["proven_far"].robust_accuracy
+    assert 0.5 < shares[2] <= attacked
+    assert attacked > near
+    assert names["tried"].tried > 10
+
+
+def tutorial_audit(names: Names) -> None:
+    assert any("zero or NaN gradients" in flag for flag in names["weak"].flags)
+    assert names["found"].robust_accuracy < 0.3 < 0.6 < names["weak"].robust_accuracy
+    assert names["changed"][names["worst"]] == 1
+
+
+def tutorial_malware(names: Names) -> None:
+    assert names["evasion"](names["hardened"], 5) < 0.2 < 0.4 < names["evasion"](names["plain"], 5)
+    assert names["evaluation"].robust_accuracy < 0.8
+    assert any("outside the box" in flag for flag in names["evaluation"].flags)
+
+
 DOCUMENTS: dict[str, Callable[[Names], None]] = {
     "README.md": readme,
     "docs/attacks.md": attacks,
@@ -79,6 +101,9 @@ DOCUMENTS: dict[str, Callable[[Names], None]] = {
     "docs/export.md": export,
     "docs/scaling.md": scaling,
     "docs/theory.md": theory,
+    "docs/tutorial-audit.md": tutorial_audit,
+    "docs/tutorial-malware.md": tutorial_malware,
+    "docs/tutorial-proven.md": tutorial_proven,
 }
 
 

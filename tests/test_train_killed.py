@@ -45,8 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema", "share"),
-    [("sgd", 0.0, math.inf), ("adam", 0.0, 1e-9), ("adamw", 0.95, math.inf)],
+    ("optimizer", "ema", "share"), [("sgd", 0.0, math.inf), ("adam", 0.0, 1e-9), ("adamw", 0.95, math.inf)]
 )
 def test_stopped_anywhere_it_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Optimizer, ema: float, share: float

@@ -52,7 +52,9 @@ def main() -> None:
     write("requirements.lock", [entry[0] for entry in entries if not WITH_TORCH.match(entry["name"])])
     write("torch.lock", [entry[0] for entry in entries if WITH_TORCH.match(entry["name"])])
     lock_cpu_build(next(entry["version"] for entry in entries if entry["name"] == "torch"))
-    write("peers.lock", [entry[0] for entry in compiled(ROOT / "peers.lock", "peers.lock", "--no-deps")])
+    peers = compiled(ROOT / "peers.lock", "peers.lock", "--no-deps")
+    here = {entry["name"] for entry in entries}
+    write("peers.lock", [entry[0] for entry in peers if entry["name"] not in here])
 
 
 if __name__ == "__main__":
