@@ -12,9 +12,9 @@ import tarfile
 from importlib import metadata
 from pathlib import Path
 
+import lock
 import pytest
 
-import lock
 from ell0.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,9 @@ def test_make_installs_nothing_but_locked_files() -> None:
     installs = [line for line in said.splitlines() if " pip install " in line]
     assert {line.split()[-1] for line in installs} == {"torch.lock", "requirements.lock", "peers.lock", "."}
     for line in installs:
-        assert "--no-deps --only-binary :all: --require-hashes -r" in line or "--no-deps --no-build-isolation -e ." in line
+        assert (
+            "--no-deps --only-binary :all: --require-hashes -r" in line or "--no-deps --no-build-isolation -e ." in line
+        )
     assert "build --no-isolation" in said
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# Written by tools/lock.py.\n"
-ENTRY = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[\w.+]+)[^\\\n]*(?P<hashes>(?: \\\n    --hash=sha256:\w{64})*)\n", re.M)
+ENTRY = re.compile(
+    r"^(?P<name>[\w.-]+)==(?P<version>[\w.+]+)[^\\\n]*(?P<hashes>(?: \\\n    --hash=sha256:\w{64})*)\n", re.M
+)
 WITH_TORCH = re.compile("torch$|cuda-|nvidia-")
 
 
