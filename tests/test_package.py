@@ -9,7 +9,9 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import lock
@@ -85,6 +87,10 @@ def test_lock_files_pin_and_hash_each_package_once() -> None:
     requirements, peers, torch, cpu = map(locked, ("requirements.lock", "peers.lock", "torch.lock", "torch-cpu.lock"))
     assert cpu == {"torch": f"{torch['torch']}+cpu"}
     assert not requirements.keys() & (peers.keys() | torch.keys())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = chain(project["dependencies"], *project["optional-dependencies"].values())
+    names = {re.split(r"[^\w-]", each)[0] for each in wanted}
+    assert names - {"ell0"} <= requirements.keys() | peers.keys() | torch.keys()
 
 
 def test_the_environment_is_what_the_lock_files_name() -> None:
