@@ -70,10 +70,10 @@ def of_results(results: Results) -> Iterator[Line]:
         whose = QUOTED if source else RIVAL if models.get(name) in RIVALS else HERE
         line = Line(data, name, whose, _threat(row), n=_count(row.n), cost=", ".join(cost))
         line = replace(line, command_or_source=source or f"`{results.command}`")
-        yield _with(replace(line, clean=_percent(clean and clean.value)), row)
+        yield _with(replace(line, clean=_percent(clean.value if clean else None)), row)
         if row.paper is not None:
             paper = replace(line, whose_figure=PAPER, n=_count(row.paper_n), cost="")
-            paper = replace(paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean and clean.paper))
+            paper = replace(paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean.paper if clean else None))
             yield _with(paper, Measurement.of(row.what, row.paper, **row.identity))
 
 
