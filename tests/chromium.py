@@ -122,9 +122,10 @@ class Tab:
 
 @contextmanager
 def opened(page: Path, *, width: int, dark: bool = False, paper: bool = False) -> Iterator[Tab]:
-    """A page in a window of this width. paper: as printed."""
+    """A page in a window of this width, in a profile of its own. paper: as printed."""
     browser = _browser()
-    target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+    profile = browser.call("Target.createBrowserContext")["browserContextId"]
+    target = browser.call("Target.createTarget", url="about:blank", browserContextId=profile)["targetId"]
     tab = Tab(browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
     try:
         for room in ("Page", "Runtime", "Log", "Network"):
@@ -137,7 +138,7 @@ def opened(page: Path, *, width: int, dark: bool = False, paper: bool = False) -
         browser.wait("Page.loadEventFired")
         yield tab
     finally:
-        browser.call("Target.closeTarget", targetId=target)
+        browser.call("Target.disposeBrowserContext", browserContextId=profile)
 
 
 def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool = False) -> tuple[Any, list[str]]:

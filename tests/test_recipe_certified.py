@@ -62,7 +62,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_recipe_certifies(certified: Path) -> None:
     results = Results.load(certified / "results.json")
-    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(certified.parent / "tiny.npz")
     network = recipe.model(load_checkpoint(certified / "f3certified"))
     radii = certify.radius(network.eval(), x, y)
     for budget in (1, 2):
@@ -77,7 +77,7 @@ def test_a_recipe_certifies(certified: Path) -> None:
 
 
 def test_every_share_keeps_its_rows(certified: Path) -> None:
-    x, y = data.read_npz(certified.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(certified.parent / "tiny.npz")
     network = recipe.model(load_checkpoint(certified / "f3certified")).eval()
     with torch.no_grad():
         right = network(x).argmax(1) == y
@@ -146,7 +146,7 @@ def test_what_cannot_be_certified_is_said_before_anything_is_trained(
 
 
 def certify_words(run: Path, folder: Path) -> list[str]:
-    x, y = data.read_npz(run.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(run.parent / "tiny.npz")
     np.savez(folder / "mine.npz", x=x, y=y)
     return ["certify", str(run / "f3certified"), "--data", str(folder / "mine.npz"), "--device", "cpu"]
 
