@@ -20,6 +20,8 @@ RIVALS = ("ablation", "partition", "abs")
 SHARES = ("robust_accuracy", "certified_accuracy", "evasion")
 COUNTS = {"median_distance": "median distance", "certified_radius": "median radius", "median_radius": "median radius"}
 
+AUTHORS = "Beliaev et al. 2022"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -73,7 +75,7 @@ def of_results(results: Results) -> Iterator[Line]:
         yield _with(replace(line, clean=_percent(clean.value if clean else None)), row)
         if row.paper is not None:
             paper = replace(line, whose_figure=PAPER, n=_count(row.paper_n), cost="")
-            paper = replace(paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean.paper if clean else None))
+            paper = replace(paper, clean=_percent(clean.paper if clean else None), command_or_source=AUTHORS)
             yield _with(paper, Measurement.of(row.what, row.paper, **row.identity))
 
 
