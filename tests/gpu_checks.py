@@ -26,6 +26,7 @@ from ell0.ops import gpu, reference
 INTERPRETED = gpu._interpreted()
 DEVICE = "cpu" if INTERPRETED else "cuda"
 INF, NAN = float("inf"), float("nan")
+NEWER = frozenset({"forward", "to_x"})  # all of `gpu.FASTER`
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 Counts = tuple[tuple[int, int], ...]
@@ -144,10 +145,25 @@ def check_kind(make: Callable[..., Inputs]) -> None:
     slow = INTERPRETED and make in SLOW
     shapes = SHAPES if slow else (*SHAPES, LONG)
     for seed, (n, rows, d, top, bottom) in enumerate(shapes):
-        compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
+        # In Triton's interpreter `check_tiles` does the newer paths, all kinds at once.
+        for faster in (gpu.FASTER,) if INTERPRETED else (frozenset(), NEWER):
+            with mock.patch.object(gpu, "FASTER", faster):
+                compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
         compare(*make(5 if slow else 33, 2, 40, Generator().manual_seed(9)), ((4, 4),))
+
+
+def check_tiles() -> None:
+    """The newer paths with samples of several kinds in one tile; a batch without infinities takes another branch."""
+    g = Generator().manual_seed(0)
+    finite = [make for make in KINDS if make not in (huge, undefined)]
+    for kinds, counts in ((finite, ((17, 16), (0, 9))), ((huge, zeros), ((9, 12),))):
+        x = torch.cat([make(3, 2, 35, g)[0] for make in kinds])
+        _, weight, bias = ordinary(2, 2, 35, g)
+        weight[1] = weight[1].round()
+        with mock.patch.object(gpu, "FASTER", NEWER):
+            compare(x, weight, bias, counts)
 
 
 def check_pairs() -> None:
@@ -218,10 +234,11 @@ def check_operator() -> None:
                 want.detach(),
                 reference.scale(x, weight, bias, top=top, bottom=bottom).detach(),
             )
-    torch.library.opcheck(
-        torch.ops.ell0.trimmed_linear.default,
-        (x[:40], weight, bias, *torch.ops.ell0.prepare(weight.detach()), [10, 10], True),
-    )
+    for k in (10, 100):
+        torch.library.opcheck(
+            torch.ops.ell0.trimmed_linear.default,
+            (x[:40], weight, bias, *torch.ops.ell0.prepare(weight.detach()), [k, k], True),
+        )
 
 
 def model() -> nn.Module:
@@ -346,6 +363,7 @@ def check_attacks() -> None:
 
 ANYWHERE: dict[str, Callable[[], None]] = {
     **{make.__name__: lambda make=make: check_kind(make) for make in KINDS},  # type: ignore[misc]
+    "tiles": check_tiles,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
     "size": check_a_batch_can_be_too_large,

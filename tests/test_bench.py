@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tables
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ import layer
 import measure
 import peers
 import train
+import votes_search
 from ell0 import models, ops
 from ell0.certify import rules
 from ell0.ops import reference
@@ -441,3 +443,52 @@ def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert shares[0] > 0.8
         assert results.find(classifier=name, what="certified_radius").value >= 1
     assert results.find(what="certified_radius", classifier=groups.VOTE)["parts"] in (5, 10)
+
+
+def test_a_search_over_votes_measures_validation_images_and_fills_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small: dict[str, Any] = {"width": 16, "depth": 1, "dropout": 0.0}
+    plain = votes_search.Candidate((votes_search.Grid((2, 4)),), "mlp", small, 1)
+    sheared = plain.on(votes_search.Grid((2, 4), block=(2, 1), shear=2), votes_search.Grid((4, 2)))
+    made = {"8 parts": plain, "8 parts, two families": sheared, "8 parts, wrong": plain.on(budget=4)}
+    monkeypatch.setattr(votes_search, "TRIED", made)
+    monkeypatch.setattr(votes_search, "DATA", "digits")
+    monkeypatch.setattr(votes_search, "TRAINING", replace(votes_search.TRAINING, batch=64, precision="fp32"))
+    said: list[str] = []
+    results = votes_search.benchmark(Run(say=said.append), seconds=1, images=100)
+    assert said[-1].startswith("8 parts, wrong failed: budget must be below half")
+    assert {row["classifier"] for row in results.rows} == {"8 parts", "8 parts, two families"}
+    assert {row.get("method") for row in results.rows} == {None, "hard", "plurality", "run-off"}
+    shares = [row.value for row in results.select(what="certified_accuracy", classifier="8 parts", method=None)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[3:] == [0.0] * 6  # half of the parts, and more
+    results.commit = "000000000000"
+    results.save(tmp_path / "results" / "votes-search.json")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    lines = tables.table("votes-search").split("\n")
+    assert [line.split(" | ")[0] for line in lines[2:7]] == [
+        *("| 8 parts", "| 8 parts, hard", "| 8 parts, plurality", "| 8 parts, run-off", "| 8 parts, two families")
+    ]
+    with pytest.raises(ValueError, match="only must name candidates"):
+        votes_search.benchmark(Run(), only="8 parts + 9 parts")
+
+
+def test_radii_of_families_hold_against_every_change_of_pixels() -> None:
+    """One family: as a vote alone. Two: the worst of all changed pixels, whose parts then say anything."""
+    draw, y = torch.Generator().manual_seed(0), torch.zeros(1, dtype=torch.int64)
+    owners = [grid.partition((1, 6, 6)).owner for grid in votes_search.few((2, 3), (3, 2))]
+    parts, found = torch.stack((owners[0], 6 + owners[1]), 1), set()
+    for _ in range(60):
+        logits = torch.randn(1, 12, 3, generator=draw, dtype=torch.float64) + torch.tensor([1.5, 0.0, 0.0])
+        one = logits[:, :6]
+        alone = rules.radii(one, y, torch.ones(1, 6, dtype=torch.bool), "duel", 0.5, 0.0, 0.0)
+        wrong = int(rules.scores(one, "duel", 0.5).argmax()) != 0
+        assert int(votes_search.radii(one, y, owners[:1], 0.5)) == (-1 if wrong else int(alone))
+        found.add(held := int(votes_search.radii(logits, y, owners, 0.5)))
+        for m, worst in product(range(1, min(held, 2) + 1), (1, 2)):
+            touched = parts[torch.tensor([*combinations(range(36), m)])].flatten(1)
+            after = logits.repeat(len(touched), 1, 1)
+            after[torch.arange(len(touched)).unsqueeze(1), touched] = 9.0 * torch.eye(3, dtype=torch.float64)[worst]
+            assert not rules.scores(after, "duel", 0.5).argmax(1).any()
+    assert {0, 1, 2} <= found

@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import ell0
 from balls import within_one
 from certify_cases import Case, add_up, attacks, bound, cases, data, few, layers, least_margins, numbers, sets, small
 from ell0 import L0Ball, certify, models
@@ -240,6 +241,7 @@ def test_accuracy_is_the_share_of_rows_with_the_radius_and_wrong_rows_have_none(
     assert set(radius.tolist()) >= {-1, 0, 1}
     assert (radius.dtype, certify.certifier(model).limit(x, L0Ball(0, low=-inf, high=inf))) == (torch.int64, 3)
     assert torch.equal(radius, certify.radius(model, x, y, batch=7))
+    assert torch.equal(radius, certify.radius(model, x.double().numpy(), y.numpy()))
     shares = certify.accuracy(model, x, y, [2, 0, 1], batch=16, progress=done.append)
     assert list(shares) == [2, 0, 1]
     assert all(math.isclose(share, float((radius >= budget).double().mean())) for budget, share in shares.items())
@@ -249,6 +251,16 @@ def test_accuracy_is_the_share_of_rows_with_the_radius_and_wrong_rows_have_none(
     done.clear()
     assert torch.equal(certify.radius(model, x, y, progress=done.append), radius)
     assert [step.done for step in done] == [7, 14, 21, 28, 35, 40]
+
+
+def test_a_network_without_a_certificate_is_told_what_to_write() -> None:
+    x, y = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
+    cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10)).eval()
+    with pytest.raises(ValueError, match="before any of them; a vote of parts has") as raised:
+        certify.accuracy(cnn, x, y, [1])
+    names: dict[str, Any] = {"ell0": ell0, "x": x}
+    exec(str(raised.value).split(" whatever its network is: ")[1], names)
+    assert set(certify.accuracy(names["model"].eval(), x, y, [1])) == {1}
 
 
 def test_lines_prove_more_than_intervals() -> None:

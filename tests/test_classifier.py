@@ -293,6 +293,8 @@ def test_grid_search_chooses_k_by_certified_accuracy() -> None:
     assert certified_scorer(0)(model, x, y) == model.score(x, y)
     with pytest.raises(ValueError, match="budget must be an int >= 0, got -1"):
         certified_scorer(-1)
+    with pytest.raises(ValueError, match=r"estimator must be a Truncated.* itself .* got GridSearchCV"):
+        certified_scorer(1)(search, x, y)
 
 
 def test_too_few_iterations_and_a_budget_that_is_not_attainable() -> None:

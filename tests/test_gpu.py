@@ -14,7 +14,7 @@ from ell0.ops import gpu
 CHECKS = Path(__file__).parent / "gpu_checks.py"
 NAMES = (
     "ordinary", "images", "zeros", "integers", "attacked", "huge", "undefined", "few_stay", "one_sided",
-    "pairs", "determinism", "size", "prepared", "empty",
+    "tiles", "pairs", "determinism", "size", "prepared", "empty",
 )  # fmt: skip
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 

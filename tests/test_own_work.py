@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import ell0
 from ell0 import recipe, train
 from ell0.cli import main
 from ell0.files import read_tensors
@@ -34,6 +35,7 @@ def build(in_shape=(1, 6, 6), classes=3, width=4):
 class Linear(torch.nn.Sequential):
     def __init__(self, in_features=36, k=0):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_features, 3))
+cnn = build()
 ready, plain = Linear(), torch.nn.Sequential(*Linear())
 def broken():
     return torch.nn.Flatten(0)
@@ -94,7 +96,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a recipe, data and a module of a name of its own: a module is imported once."""
     trained, tested = rows(90), rows(24)
     np.savez(tmp_path / "mine.npz", x_train=trained["x"], y_train=trained["y"], x_test=tested["x"], y_test=tested["y"])
-    np.savez(tmp_path / "rows.npz", **tested)
+    np.savez(tmp_path / "rows.npz", **tested)  # the same rows for `ell0 attack` alone
     name = f"my_nets_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(NETWORK)
     (tmp_path / "mine.toml").write_text(RECIPE.replace("my_nets", name))
@@ -131,7 +133,12 @@ def test_a_recipe_takes_own_rows_and_own_code(home: Path, capsys: pytest.Capture
     words = ["attack", "runs/mine/mineseed0", "--data", "rows.npz", "--budget", "1", "--attack", "sparse_rs"]
     assert main([*words, "--quiet"]) == 1
     assert "allow_code must be true" in told(capsys)
-    assert main([*words, "--quiet", "--allow-code"]) == 0
+    assert main([*words, "--quiet", "--allow-code", "--json"]) == 0
+    shown = [json.loads(capsys.readouterr().out)["rows"]]
+    words[words.index("rows.npz")] = "mine.npz"  # its test split
+    assert main([*words, "--quiet", "--allow-code", "--json"]) == 0
+    shown.append(json.loads(capsys.readouterr().out)["rows"])
+    assert [row["value"] for row in shown[0]] == [row["value"] for row in shown[1]]
 
 
 def test_a_model_of_ones_own_is_measured_as_it_is_without_training(home: Path) -> None:
@@ -275,16 +282,30 @@ def test_a_function_that_needs_arguments_is_refused(home: Path, capsys: pytest.C
     assert f"give {name}:mine with def mine(): return asking(...), got '{name}:asking' (missing" in said
 
 
-def test_channels_last_are_refused_before_any_training(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("old", "new"), [("budgets = [2]", 'budgets = [2]\nunit = "pixel"'), (":Linear", ":build")])
+def test_channels_last_are_refused_before_any_training(
+    home: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
+) -> None:
     with np.load("mine.npz") as file:
         arrays = {key: file[key].transpose(0, 2, 3, 1) if key.startswith("x") else file[key] for key in file}
     np.savez("mine.npz", **arrays)
-    text = (home / "mine.toml").read_text().replace("budgets = [2]", 'budgets = [2]\nunit = "pixel"')
-    (home / "mine.toml").write_text(text)
+    (home / "mine.toml").write_text((home / "mine.toml").read_text().replace(old, new))
     assert main(["run", "mine.toml", "--device", "cpu", "--allow-code"]) == 1
     said = capsys.readouterr().err
-    assert "got channels last, (1, 6, 6, 1): use x.permute(0, 3, 1, 2)" in said
+    assert "got channels last, (1, 6, 6, 1): use x.permute(0, 3, 1, 2), of an array x.transpose(0, 3, 1, 2)" in said
     assert "training" not in said
+    assert main(["attack", f"{module(home)}:cnn", "--data", "mine.npz", "--quiet"]) == 1
+    assert "got channels last, (24, 6, 6, 1): use x.permute" in told(capsys)
+    network = recipe.imported(f"{module(home)}:cnn")
+    with pytest.raises(ValueError, match="model must take rows of the shape of x, got channels last"):
+        ell0.evaluate(network, arrays["x_test"], arrays["y_test"], ell0.L0Ball(1, low=0.0, high=1.0))
+
+
+def test_a_narrow_box_is_measured_and_flagged(home: Path) -> None:
+    (home / "mine.toml").write_text((home / "mine.toml").read_text().replace("beta = [4.0]", "beta = [0.1]"))
+    folder = recipe.run(home / "mine.toml", device="cpu", allow_code=True)
+    row = Results.load(folder / "results.json").find(classifier="mine, seed 1", attack="worst case", budget=2)
+    assert row.flags[0].startswith("values within 0.1: clean values outside the box")
 
 
 def first_right(y: Any, by: Any) -> list[int]:

@@ -334,33 +334,49 @@ def test_answers_in_a_browser_are_those_of_torch(panel_run: Path, page: Path) ->
     assert 50 < compare(panel_run, shown) < 200
 
 
-# What one can do with the keyboard alone, from the board on.
-_KEYS = """(() => {
-  const board = document.querySelector("[role=grid]"), cells = [...board.querySelectorAll("[role=gridcell]")];
-  const start = cells.findIndex(e => e.tabIndex === 0), link = document.querySelector("[data-part=link]"), found = [];
-  cells[start].focus();
-  const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-  const note = () => found.push([cells.indexOf(document.activeElement), link.hash, document.activeElement.ariaLabel]);
-  for (const key of ["ArrowUp", "ArrowLeft", "Enter", "Enter", " ", "Enter", "Home", "ArrowLeft", "Enter"]) {
-    press(key);
-    note();
-  }
-  const reach = [...document.querySelectorAll(".panel button, .panel a, .panel [tabindex='0']")];
-  const tabs = reach.filter(e => (e.focus(), document.activeElement === e && e.tabIndex === 0)).length;
-  return [start, found, reach.length, tabs];
+# What Tab should reach on the page, in this order, and which of them has the focus.
+_STOPS = """(() => {
+  const all = [...document.querySelectorAll("a[href], button:not(:disabled), summary, input, [tabindex='0']")]
+    .filter(e => e.tagName === "SUMMARY" || !e.closest("details:not([open])"));
+  return [all.map(e => e.dataset.part || e.role || e.tagName), all.indexOf(document.activeElement)];
 })()"""
+# The cell with the focus, its words, and what has changed.
+_CELL = """[[...document.querySelectorAll("[role=gridcell]")].indexOf(document.activeElement),
+  document.activeElement.ariaLabel, document.querySelector("[data-part=link]").hash]"""
 
 
 @chromium.needed
-def test_the_keyboard_reaches_everything(page: Path) -> None:
-    (start, found, controls, reached), complaints = chromium.look(page, _KEYS, width=360)
-    assert complaints == []
-    assert (start, controls, reached) == (10, 1 + 2 + 1 + 2, 6)  # the board, two buttons, a link, two replays
-    places = [place for place, *_ in found]
-    assert places == [6, 5, 5, 5, 5, 5, 4, 4, 4]
-    states = [link.split(",")[1:] for _, link, _ in found]
-    assert states == [[], [], ["5:-1"], ["5:1"], ["5:100"], [], [], [], ["4:-1"]]
-    assert found[4][2] == "row 2, column 2: value 100, changed"
+def test_the_keyboard_alone_does_everything(page: Path) -> None:
+    with chromium.opened(page, width=360) as tab:
+        (stops, _), reached = tab.run(_STOPS), []
+        for _ in stops:
+            tab.press("Tab")
+            reached.append(tab.run(_STOPS)[1])
+        assert reached == [*range(len(stops))]
+        panel_stops = [one for one in stops if one in ("gridcell", "reset", "next", "link", "BUTTON")]
+        assert sorted(panel_stops) == ["BUTTON", "BUTTON", "gridcell", "link", "next", "reset"]
+
+        def go(stop: int) -> None:
+            while tab.run(_STOPS)[1] != stop:
+                tab.press("Tab")
+
+        go(stops.index("gridcell"))
+        found = [tab.run(_CELL)]
+        for key in ("ArrowUp", "ArrowLeft", "Enter", "Enter", " ", "Enter", "Home", "ArrowLeft", "Enter"):
+            tab.press(key)
+            found.append(tab.run(_CELL))
+        assert [place for place, *_ in found] == [10, 6, 5, 5, 5, 5, 5, 4, 4, 4]
+        states = [link.split(",")[1:] for *_, link in found]
+        assert states == [[], [], [], ["5:-1"], ["5:1"], ["5:100"], [], [], [], ["4:-1"]]
+        assert found[5][1] == "row 2, column 2: value 100, changed"
+        go(stops.index("BUTTON"))
+        tab.press(" ")
+        assert tab.run(_CELL)[2] not in ("#attack=0", found[-1][2])  # the replay has begun
+        for part, hash_ in (("reset", "#attack=0"), ("next", "#attack=1")):
+            go(stops.index(part))
+            tab.press("Enter")
+            assert tab.run(_CELL)[2] == hash_
+        assert tab.complaints() == []
 
 
 # Replays the attack on each classifier; what is said meanwhile, and after it.

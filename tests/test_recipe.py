@@ -227,7 +227,7 @@ def test_a_card_rebuilds_its_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": np.zeros((2, 3), np.float32)}, "must have the arrays x and y, got x"),
+        ({"x": np.zeros((2, 3), np.float32)}, "must have the arrays x_test and y_test, or x and y, got x"),
         ({"x": np.zeros((2, 3), np.uint8), "y": np.zeros(2, int)}, "x must be finite floating-point numbers"),
         ({"x": np.full((2, 3), np.nan), "y": np.zeros(2, int)}, "x must be finite floating-point numbers"),
         ({"x": np.zeros((2, 3)), "y": np.zeros(3, int)}, "y must be 2 ints >= 0, got int64 of shape (3,)"),

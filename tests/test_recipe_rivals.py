@@ -100,7 +100,7 @@ def trained(run: Path, name: str) -> Any:
 
 def test_the_rows_are_those_of_the_models_own_radii(ran: Path) -> None:
     results = Results.load(ran / "results.json")
-    x, y = data.read_npz(ran.parent / "colours.npz", "x_test", "y_test")
+    x, y = data.read_npz(ran.parent / "colours.npz")
     parts, copies = trained(ran, "parts"), trained(ran, "copies")
     assert (parts.parts, parts.partition.shape) == (5, (3, 4, 4))
     settings = (copies.keep, copies.selection, copies.samples, copies.confidence, copies.precision)
@@ -133,7 +133,7 @@ def test_the_rows_are_those_of_the_models_own_radii(ran: Path) -> None:
 
 
 def test_votes_are_attacked_and_the_passes_counted(ran: Path) -> None:
-    results, x, y = Results.load(ran / "results.json"), *data.read_npz(ran.parent / "colours.npz", "x_test", "y_test")
+    results, x, y = Results.load(ran / "results.json"), *data.read_npz(ran.parent / "colours.npz")
     for name, passes in (("copies", 10), ("parts", 5), ("bound", 1)):
         row = results.find(what="robust_accuracy", classifier=name)
         attack = {"sparse_rs": partial(sparse_rs, queries=6)}
@@ -182,7 +182,7 @@ def test_the_page_says_what_a_vote_is(ran: Path) -> None:
 
 
 def test_votes_are_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = data.read_npz(ran.parent / "colours.npz", "x_test", "y_test")
+    x, y = data.read_npz(ran.parent / "colours.npz")
     np.savez(ran.parent / "mine.npz", x=x, y=y)
     words = ["certify", str(ran / "parts"), "--data", str(ran.parent / "mine.npz"), "--device", "cpu", "--quiet"]
     assert main([*words, "--unit", "pixel", "--json"]) == 0

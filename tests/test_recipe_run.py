@@ -409,7 +409,8 @@ def test_shares_over_the_rows_classified_rightly(tiny: Path, tmp_path: Path) -> 
     weaker = edited(tiny, "rows = 18\nfirst = 4\npart = 7", "rows = 7\nfirst = 4")
     alone = Results.load(recipe.run(weaker, out=tmp_path / "part", device="cpu") / "results.json")
     for one in results.select(part=7):
-        assert (one.n, one.value) == (7, alone.find(**{**one.key, "part": None}, over=None).value)
+        same = alone.find(**{**one.key, "part": None}, over=None)
+        assert (one.n, one.value, one.rows_sha256) == (7, same.value, same.rows_sha256)
     page = report.write([folder], tmp_path / "page.html").read_text()
     assert page.count("Of the rows classified rightly") == 1
 

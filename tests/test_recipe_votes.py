@@ -117,7 +117,7 @@ def test_the_keys_of_a_recipe_are_those_of_the_classes(ran: Path) -> None:
 
 
 def test_clean_certified_and_attacked_figures_are_those_of_the_model(ran: Path) -> None:
-    results, (x, y) = Results.load(ran / "results.json"), data.read_npz(ran.parent / "tiny.npz", "x_test", "y_test")
+    results, (x, y) = Results.load(ran / "results.json"), data.read_npz(ran.parent / "tiny.npz")
     ball = L0Ball(8, "pixel", -math.inf, math.inf)
     for name in ("grids", "dealt"):
         model = trained(ran, name)
@@ -159,7 +159,7 @@ def test_a_killed_run_ends_with_the_same_figures(ran: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = data.read_npz(ran.parent / "tiny.npz", "x_test", "y_test")
+    x, y = data.read_npz(ran.parent / "tiny.npz")
     np.savez(ran.parent / "mine.npz", x=x, y=y)
     words = ["certify", str(ran / "grids"), "--data", str(ran.parent / "mine.npz"), "--device", "cpu", "--quiet"]
     assert main([*words, "--unit", "pixel", "--json"]) == 0

@@ -73,6 +73,11 @@ CASES: dict[str, tuple[list[Row], list[str], list[str]]] = {
         [*CLEAN, *PROVEN],
         ["G is proven to keep 60.0 % of 100 test rows right when 4 inputs are set to any value.",
          "This is proven, so a lower bound; no attack was run. The verdict takes the largest number of inputs"], []),
+    "not that of no change": (
+        [{**PROVEN[0], "budget": 0}, {**PROVEN[1], "value": 0.4}],
+        ["G is proven to keep 40.0 % of 100 test rows right when 1 input is set to any value."], []),
+    "unless there is no other": (
+        [{**PROVEN[0], "budget": 0}], ["F is proven to keep 90.0 % of 100 test rows right."], []),
     "or nothing": ([{"what": "step", "value": 2.5}], ["These results contain no accuracy"], []),
     "NaN is no accuracy": ([worst(0.5) | {"value": float("nan")}], ["These results contain no accuracy"], []),
     "of single attacks it takes the lowest, whatever each may spend": (

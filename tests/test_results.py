@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,21 @@ def test_a_measurement_is_its_row() -> None:
     assert (made["budget"], made.get("beta"), type(made.value)) == (2, None, float)
     again = copy.deepcopy(share)
     assert (again, again.n, again.low, again.high) == (share, 4, share.low, share.high)
+
+
+@given(rows=st.lists(st.booleans(), min_size=1))
+def test_a_share_keeps_which_rows_it_counts(rows: list[bool]) -> None:
+    made = Measurement.of("robust_accuracy", Share.of(torch.tensor(rows)), budget=2)
+    assert (made.value, made.n) == (sum(rows) / len(rows), len(rows))
+    again = Measurement.of(**json.loads(json.dumps(dict(made))))
+    assert again.row_verdicts().tolist() == rows
+    for wrong in ({"value": made.value + 1 / len(rows)}, {"n": len(rows) + 8}, {"verdicts": None}, {"verdicts": "!"}):
+        with pytest.raises(ValueError, match=r"verdicts must be|base64"):
+            replace(made, **wrong).row_verdicts()
+
+
+def test_verdicts_of_a_thousand_rows_are_short() -> None:
+    assert len(str(Share.of(torch.ones(1000, dtype=torch.bool)).verdicts)) < 170
 
 
 def test_here_names_the_device_of_the_work_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import ast
 import html
 import inspect
 import re
+from dataclasses import astuple
 from pathlib import Path
 from types import ModuleType
 
@@ -59,6 +60,39 @@ def test_the_site_asks_for_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
 
 
+@chromium.needed
+def test_every_page_fits_a_phone_and_is_silent(site: Path) -> None:
+    for path in sorted(site.rglob("*.html")):
+        if path.name != "404.html":  # which only a server shows
+            wide, complaints = chromium.look(path, "document.documentElement.scrollWidth", width=360)
+            assert (wide, complaints) == (360, []), path
+
+
+@chromium.needed
+def test_a_browser_tells_of_errors_and_of_requests(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><img src='http://127.0.0.1:9/a.png'><script>console.warn(1); missing()</script>")
+    complaints = " ".join(chromium.look(page, "0", width=360)[1])
+    for words in ("asks for http://127.0.0.1:9/a.png", "warning", "missing is not defined"):
+        assert words in complaints
+
+
+@chromium.needed
+@pytest.mark.parametrize(("name", "wanted"), [("theory", "#curves input"), ("results", "#field-filter, #field button")])
+def test_tab_reaches_what_one_can_turn(site: Path, name: str, wanted: str) -> None:
+    with chromium.opened(site / f"{name}.html", width=1440) as tab:
+        assert tab.run("document.documentElement.scrollWidth") == 1440
+        count, reached = tab.run(f"document.querySelectorAll('{wanted}').length"), set[int]()
+        tab.run("document.querySelector('h1').scrollIntoView()")
+        for _ in range(200):
+            tab.press("Tab")
+            reached.add(tab.run(f"[...document.querySelectorAll('{wanted}')].indexOf(document.activeElement)"))
+            if len(reached) > count:
+                break
+        assert reached == {-1, *range(count)}
+        assert tab.complaints() == []
+
+
 def test_generated_parts_are_in_their_pages(site: Path) -> None:
     assert "must be given" in (site / "recipe-keys.html").read_text()
     assert (site / "results.html").read_text().count("<tr>") == 1 + len(field_table.lines())
@@ -99,8 +133,8 @@ def entry() -> Results:
 
 def test_an_entry_is_one_results_file(tmp_path: Path) -> None:
     lines = list(field_table.of_results(Results.load(entry().save(tmp_path / "theirs.json"))))
-    assert [line.cells() for line in lines] == [
-        ("mnist", "net", "measured here", "1 pixel, within 1 times the range", "90.0%", "50.0% (40.0-60.0%)",
+    assert [astuple(line) for line in lines] == [
+        ("mnist", "net", "measured here", "1 pixel, within 1 times the range", "90.0%", "50.0% (40.0% to 60.0%)",
          "all attacks", "", "100", "12 s on a GPU", "`python theirs.py`"),
         ("mnist", "net", "measured here", "2 pixels, within 1 times the range", "90.0%", "60.0%", "sparse_rs", "", "",
          "12 s on a GPU", "`python theirs.py`"),
@@ -112,15 +146,15 @@ def test_an_entry_is_one_results_file(tmp_path: Path) -> None:
 
 def test_every_kind_of_figure_is_in_the_table() -> None:
     lines = field_table.lines()
-    assert {line.whose for line in lines} == {"measured here", "rival, measured here", "the paper", "quoted"}
+    assert {line.whose_figure for line in lines} == {"measured here", "rival, measured here", "the paper", "quoted"}
     assert {line.data for line in lines} >= {"digits", "mnist", "cifar10", "drebin215"}
     assert len(set(lines)) == len(lines)
-    assert all(line.source and (line.attacked or line.proven) for line in lines)
+    assert all(line.command_or_source and (line.attacked or line.proven) for line in lines)
 
 
 @chromium.needed
 def test_the_table_sorts_and_filters(tmp_path: Path) -> None:
-    rows = [["b", "90.0%", "1,000"], ["a", "9.5% (9.0-10.0%)", "200"], ["c", "", "30"]]
+    rows = [["b", "90.0%", "1,000"], ["a", "9.5% (9.0% to 10.0%)", "200"], ["c", "", "30"]]
     cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in [*row, *[""] * 5]) + "</tr>" for row in rows)
     heads = "".join(f"<th><button>{h}</button></th>" for h in ["data", "clean", "n", *["by"] * 5])
     script = (ROOT / "docs" / "site" / "sort.js").read_text()

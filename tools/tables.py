@@ -43,7 +43,7 @@ NONE, MISSING = "-", "not measured"
 UNCLEAN = (
     "bench-attacks-h200", "bench-layer-h200", "bench-train-h200", "cifar-best", "cifar-certified", "cifar-rivals",
     "cifar-trades", "mnist-baselines", "mnist-f10", "mnist-fig1a",
-    "mnist-fig1b", "mnist-rivals", "mnist-table1", "mnist-table2",
+    "mnist-fig1b", "mnist-rivals", "mnist-table1",
 )  # fmt: skip
 
 
@@ -238,19 +238,6 @@ def mnist_ablation(files: Files) -> MarkdownTable:
     )
 
 
-def mnist_sandwich(files: Files) -> MarkdownTable:
-    """A network for 10 changes: what is proven and what stands under all attacks."""
-    results = files["mnist-sandwich"]
-    rows = [results.find(attack=WORST_CASE, budget=budget, beta=100.0) for budget in (4, 8, 12, 16)]
-    lines = [
-        ["proven", *(f"{100 * row['certified']:.1f} %" for row in rows)],
-        ["all attacks, values within 100", *(shown(row) for row in rows)],
-    ]
-    minutes = results.find(what="training_seconds").value / 60
-    note = f"n = {rows[0].n:,}; {spent(rows)}; trained in {minutes:.0f} minutes; in brackets 95 % intervals"
-    return MarkdownTable(["MNIST", *(f"{row['budget']} changed" for row in rows)], lines, note)
-
-
 def certify_cost(files: Files) -> MarkdownTable:
     """What certificates cost, and a training step on a bound."""
     devices = [files[f"bench-certify-{device}"] for device in ("h200", "cpu")]
@@ -283,6 +270,24 @@ def votes_cost(files: Files) -> MarkdownTable:
     head = [f"{title}: {words}" for title in titles for words in ("passes", "certificates, times the passes")]
     note = "passes of an image, times those of 32 x 32 in 16 parts; smaller networks on the CPU, initial weights"
     return MarkdownTable(["network", "image", "parts", "classes", *head], lines, note)
+
+
+def votes_search(files: Files) -> MarkdownTable:
+    """What was tried with votes of parts: a line for each candidate, and for each rule."""
+    budgets, lines = (1, 2, 4, 8, 10, 13, 16, 20), []
+    found = files["votes-search"] if files.has("votes-search") else Results("votes-search", "")
+    for row in found.select(what="certified_radius"):
+        which = {"classifier": row["classifier"], "method": row.get("method")}
+        shares = [found.find(what="certified_accuracy", **which, budget=m) for m in (0, *budgets)]
+        words = f"{row['classifier']}, {row['method']}" if "method" in row else row["classifier"]
+        network = {"mlp": "residual MLP", "cnn": "convolutions"}.get(row["network"], row["network"])
+        cells = [f"{100 * share.value:.1f} %" for share in shares]
+        lines.append([words, network, f"{row['trained_for']}", *cells, f"{row.value:g}"])
+    head = ["CIFAR-10, validation", "network", "trained for", "clean", *(f"{m} changed" for m in budgets)]
+    if not lines:
+        lines = [["every candidate", MISSING, *[NONE] * (len(head) - 1)]]
+    n = [f"n = {row.n:,}" for row in found.rows[:1]]
+    return MarkdownTable([*head, "median radius"], lines, "; ".join(["pixels of any value", *n, *waiting(lines)]))
 
 
 def theory(files: Files) -> MarkdownTable:
@@ -353,6 +358,7 @@ def grid(head: str, rows: Mapping[str, tuple[File, Entries]], columns: dict[str,
     def cell(files: Files, file: File, asked: Entries) -> str | Measurement:
         if asked.get("what") in asked.pop("never", ()):  # it has no such figure
             return NONE
+        file = asked.pop("files", file)
         return files[file].find(**asked) if isinstance(file, str) else files.seek(*file, **asked) or MISSING
 
     return make
@@ -396,16 +402,18 @@ def mnist_baselines(*budgets: int) -> Make:
     return make
 
 
-def certified(head: str, sources: dict[str, tuple[str, Entries]], budgets: Sequence[int], rivals: str) -> Make:
+def certified(head: str, sources: Mapping[str, tuple[File, Entries]], budgets: Sequence[int], rivals: str = "") -> Make:
     """Certified accuracy at any value, ours and the rivals': means over classifiers; last the published medians."""
 
     def make(files: Files) -> MarkdownTable:
         lines, most = [], 0
-        for words, (file, which) in sources.items():
-            rows = files[file].rows if files.has(file) else []
+        for words, (several, which) in sources.items():
+            names = [name for name in ([several] if isinstance(several, str) else several) if files.has(name)]
+            rows = [row for name in names[:1] for row in files[name].rows]
             rows = [row for row in rows if row.get("classifier") in which["classifiers"]]
             radii = [row for row in rows if row.what == "certified_radius" and by(row, which)]
             if not radii:
+                lines.append([words, MISSING, *[NONE] * (2 + len(budgets))])
                 continue
             proven = [row for row in rows if row.what == "certified_accuracy" and by(row, which)]
             shares = [[row for row in rows if row.what == "clean_accuracy"]]
@@ -415,15 +423,37 @@ def certified(head: str, sources: dict[str, tuple[str, Entries]], budgets: Seque
             words += f", n = {radii[0].n:,}" if radii[0].n != most else ""
             cells = [f"{100 * mean(some):.1f} %" if some else NONE for some in shares]
             lines.append([words, *cells, f"{mean(radii):.3g}", f"{radii[0].beside.get('forwards', 1):,}"])
-        for row in recipe.load(rivals).quoted:
+        for row in recipe.load(rivals).quoted if rivals else ():
             lines.append([f"{row['classifier']}, published", *[NONE] * (1 + len(budgets)), f"{row['value']:g}", NONE])
         names = ["clean", *(f"{m} changed" for m in budgets), "median radius", "forward passes"]
-        return MarkdownTable([head, *names], lines, f"pixels of any value; n = {most:,}")
+        notes = ["pixels of any value", *([f"n = {most:,}"] if most else []), *waiting(lines)]
+        return MarkdownTable([head, *names], lines, "; ".join(notes))
 
     def by(row: Measurement, which: Entries) -> bool:
         """Whether a row is of the rule asked for, or of none."""
         rule = row.get("method") if row.get("method") in get_args(certify.Rule) else None
         return bool(rule == which.get("method"))
+
+    return make
+
+
+def sandwich(head: str, file: str, names: Mapping[str, str], budgets: Sequence[int], betas: Sequence[float]) -> Make:
+    """What is proven of some networks, and what stands under all attacks.  names: words of a line -> classifier."""
+
+    def make(files: Files) -> MarkdownTable:
+        lines: list[list[str | Measurement]] = []
+        for words, name in names.items():
+            asked = of(classifier=name, attack=WORST_CASE)
+            under = {beta: [files.seek(file, **asked, budget=m, beta=beta) for m in budgets] for beta in betas}
+            shares = [f"{100 * row['certified']:.1f} %" if row else MISSING for row in under[betas[0]]]
+            lines.append([f"{words}proven", *shares])
+            lines += [
+                [f"{words}all attacks, values within {beta:g}", *(row or MISSING for row in rows)]
+                for beta, rows in under.items()
+            ]
+        found = [cell for line in lines for cell in line if isinstance(cell, Measurement)]
+        notes = [spent(found)] if found else []
+        return MarkdownTable([head, *(f"{m} changed" for m in budgets)], lines, "; ".join([*notes, *waiting(lines)]))
 
     return make
 
@@ -465,7 +495,7 @@ class Printed:
 
 def waiting(lines: Sequence[Sequence[str | Measurement]]) -> list[str]:
     """The words below a table in which a figure is missing."""
-    return [f"{MISSING}: the run is still to come"] if any(MISSING in line for line in lines) else []
+    return [f"{MISSING}: no time on a GPU yet"] if any(MISSING in line for line in lines) else []
 
 
 def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | None = None, note: str = "") -> Make:
@@ -657,6 +687,22 @@ TEXT = [
 ]
 """Numbers of the paper's text."""
 
+VOTES: Rows = {
+    f"vote of {parts} parts, for {m} changed": (
+        (f"cifar-votes-{size}", "cifar-votes"),
+        of(classifiers=[f"votes for {m}, seed {seed}" for seed in range(3)]),
+    )
+    for size, parts, m in (("small", 16, 4), ("middle", 64, 13), ("large", 128, 20))
+}
+RIVALS: Rows = {
+    words: ("cifar-rivals", of(classifiers=[name], method=rule))
+    for words, name, rule in (
+        ("partition into 115 (FPA)", "partition(115)", None),
+        ("partition into 115 (FPA), plurality", "partition(115)", "plurality"),
+        ("ablation to 25 pixels", "ablation(25)", None),
+        ("ablation to 75 pixels", "ablation(75)", None),
+    )
+}
 SEARCH = of(attack="sparse_rs", beta=100.0, unit="feature", over=None)
 UNDER_12 = {
     "clean": CLEAN,
@@ -687,11 +733,11 @@ TABLES: dict[str, Make] = {
             for m in (3, 5, 8)
         },
         {f"Sparse-RS, {q:,} queries": of(**SEARCH, queries=q, part=None) for q in (300, 1000, 5000)}
-        | {"the same, 5,000 queries, on 1,000 rows": of(**SEARCH, queries=5000, part=1000)}
+        | {"another training, 5,000 queries": of(**SEARCH, queries=5000, files=("mnist-scale",))}
         | {
             f"all attacks, values within {beta:g}": of(attack=WORST_CASE, beta=beta, over=None) for beta in (100.0, 1.0)
         },
-        "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps, on the same 1,000 rows",
+        "Sparse-RS with values within 100; all attacks with 5,000 queries, 300 steps",
     ),
     "mnist-training": mnist_training,
     "mnist-front": mnist_baselines(5),
@@ -738,12 +784,19 @@ TABLES: dict[str, Make] = {
             f"bound for {m} changed": ("mnist-certified", of(classifiers=[f"F(0) for {m}, seed {i}" for i in range(3)]))
             for m in (6, 10, 16)
         }
+        | {
+            f"vote of {parts} parts, for {m} changed": (
+                "mnist-votes",
+                of(classifiers=[f"votes for {m}, seed {i}" for i in range(3)]),
+            )
+            for parts, m in ((49, 10), (98, 24))
+        }
         | {"partition into 60 (FPA)": ("mnist-rivals", of(classifiers=["partition(60)"]))}
         | {"ablation to 45 pixels": ("mnist-rivals", of(classifiers=["ablation(45)"]))},
         (1, 4, 8, 10, 16, 20),
         "mnist-rivals",
     ),
-    "mnist-sandwich": mnist_sandwich,
+    "mnist-sandwich": sandwich("MNIST", "mnist-sandwich", {"": "F(0) for 10"}, (4, 8, 12, 16), (100.0,)),
     "cifar-all-attacks": grid(
         "CIFAR-10, changed pixels",
         {
@@ -779,22 +832,26 @@ TABLES: dict[str, Make] = {
     ),
     "cifar-certified": certified(
         "CIFAR-10",
-        {
-            f"vote of {parts} parts, for {m} changed": (
-                "cifar-votes",
-                of(classifiers=[f"votes for {m}, seed {seed}" for seed in range(3)]),
-            )
-            for parts, m in ((16, 4), (64, 13), (128, 20))
-        }
+        VOTES
         | {f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)}
-        | {
-            f"partition into 115 (FPA){words}": ("cifar-rivals", of(classifiers=["partition(115)"], **method))
-            for words, method in (("", {}), (", plurality", {"method": "plurality"}))
-        }
-        | {f"ablation to {keep} pixels": ("cifar-rivals", of(classifiers=[f"ablation({keep})"])) for keep in (25, 75)},
+        | RIVALS,
         (1, 2, 4, 8, 10, 13, 16, 20),
         "cifar-rivals",
     ),
+    "cifar-front": certified("CIFAR-10", VOTES | RIVALS, (1, 4, 8, 13, 20), "cifar-rivals"),
+    "cifar-votes-sandwich": sandwich(
+        "CIFAR-10",
+        "cifar-votes-sandwich",
+        {f"{parts} parts, ": f"votes for {m}, seed 0" for parts, m in ((16, 4), (64, 13), (128, 20))},
+        (1, 2, 4, 6, 8, 10, 13, 16, 20, 24),
+        (1.0, 100.0),
+    ),
+    "fashion-votes": certified(
+        "Fashion-MNIST",
+        {"vote of 49 parts, for 10 changed": ("fashion-votes", of(classifiers=["votes for 10, seed 0"]))},
+        (1, 4, 8, 10, 16, 20),
+    ),
+    "votes-search": votes_search,
     "certify-cost": certify_cost,
     "theory": theory,
     "tolerated": tolerated,
@@ -854,7 +911,11 @@ TABLES: dict[str, Make] = {
     ),
     "paper-table1-mnist": paper_table_1(
         ["F(0)", "F(10)"],
-        ROWS | {"images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised")},
+        ROWS
+        | {
+            "another training, first 1,000 rows": of(over=None, files=["mnist-scale"]),
+            "images normalised": of(over=None, files=["mnist-scale"], classifier="{}, normalised"),
+        },
         values="corners",
     ),
     "paper-table1-cifar": paper_table_1(

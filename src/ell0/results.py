@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import platform
@@ -46,6 +47,7 @@ class Figure(float):
     n: int
     low: float
     high: float
+    verdicts: str | None = None
 
     def __new__(cls, value: float, n: int, low: float, high: float) -> Self:
         self = super().__new__(cls, value)
@@ -66,6 +68,13 @@ class Share(Figure):
         # The ends are exactly 0 and 1 there, but for rounding.
         low, high = 0.0 if count == 0 else centre - half, 1.0 if count == n else centre + half
         return super().__new__(cls, share, n, low, high)
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Self:
+        """The share of the rows that are true, of ``(n,)`` bool. A `Measurement` of it keeps which ones they are."""
+        share = cls(int(rows.sum()), len(rows))
+        share.verdicts = base64.b64encode(np.packbits(rows.cpu().numpy()).tobytes()).decode()
+        return share
 
 
 def median(counts: Tensor) -> Figure:
@@ -92,6 +101,8 @@ class Measurement(Mapping[str, Any]):
     decided: rows lost to each attack, or to `CLEAN`.  flags: why the value may not be trusted, a sentence each.
     paper, paper_n: the paper's value, and over how many rows.  certified: the share of the same rows that is proven.
     seconds, beside: what the work took, and its other figures.
+    verdicts: of a share, which rows it counts: ``np.packbits`` in base64, see `row_verdicts`.
+    rows_sha256: `ell0.common.digest` of these rows and their labels.
     """
 
     what: str
@@ -107,17 +118,31 @@ class Measurement(Mapping[str, Any]):
     seconds: float | None = None
     certified: float | None = None
     beside: Mapping[str, Any] = field(default_factory=dict)
+    verdicts: str | None = None
+    rows_sha256: str | None = None
 
     @classmethod
     def of(cls, what: str, value: float, **entries: Any) -> Self:
         """A measurement of a number or a `Figure`. entries: its fields, and its identity, where None is left out."""
         if isinstance(value, Figure):
-            entries |= {"n": value.n, "low": value.low, "high": value.high}
+            entries |= {"n": value.n, "low": value.low, "high": value.high, "verdicts": value.verdicts}
             value = float(value)
         given = {name: entries.pop(name) for name in _FIELDS if name in entries}
         given["flags"] = tuple(given.get("flags", ()))
         identity = {key: entry for key, entry in entries.items() if entry is not None}
         return cls(what, value, identity=identity, **given)
+
+    def row_verdicts(self) -> Tensor:
+        """Which rows the share counts, ``(n,)`` bool; raises ValueError if it keeps none, or others than its value."""
+        raw = np.frombuffer(base64.b64decode(self.verdicts or "", validate=True), np.uint8)
+        rows = torch.from_numpy(np.unpackbits(raw)[: self.n]).bool()
+        if (
+            self.verdicts is None
+            or len(raw) != -(-(self.n or 0) // 8)
+            or int(rows.sum()) != round(self.value * len(rows))
+        ):
+            raise ValueError(f"verdicts must be those of {self.value:g} of {self.n} rows, got {self.verdicts!r}")
+        return rows
 
     @property
     def key(self) -> Row:
@@ -144,7 +169,9 @@ _FIGURES = ("value", "low", "high", "paper", "seconds", "certified")
 _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys((*_FIGURES, "k", "budget", "queries", "steps", "beta"), (int | float, "a number")),
     **dict.fromkeys(("n", "paper_n"), (int, "an int")),
-    **dict.fromkeys(("what", "classifier", "attack", "unit", "box", "protocol"), (str, "a text")),
+    **dict.fromkeys(
+        ("what", "classifier", "attack", "unit", "box", "protocol", "verdicts", "rows_sha256"), (str, "a text")
+    ),
     **{"decided": (dict, "an object"), "beside": (dict, "an object"), "flags": (list, "a list")},
 }
 

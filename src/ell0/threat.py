@@ -1,6 +1,7 @@
 """What the attacker may do: one value, passed to every attack, evaluation, certificate and report."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
@@ -48,7 +49,8 @@ class L0Ball:
             rule = "low and high must be given, the range of a changed value, such as low=0.0, high=1.0"
             raise ValueError(f"{rule}; L0Ball.of(x, {self.budget}) takes the range of x")
         for name, value in (("low", self.low), ("high", self.high)):
-            if isinstance(value, np.generic):  # such as the least number of an array
+            # Such as the least number of an array or a tensor.
+            if isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim):
                 value = value.item()
                 object.__setattr__(self, name, value)
             real = value.dtype != torch.bool if isinstance(value, Tensor) else isinstance(value, int | float)
@@ -106,11 +108,14 @@ class L0Ball:
     def check_near(self, x: Tensor) -> None:
         """Raises ValueError if a number of x lies farther from the box than the box is wide.
 
-        Such rows have another scale than the box. A box of tensors, of one point or of infinite width is not looked at.
+        Such rows have another scale than the box. Where they lie on both sides of it, it may be narrow on purpose: then
+        20 times that far. A box of tensors, of one point or of infinite width is not looked at.
         """
         if not isinstance(self.low, Tensor) and not isinstance(self.high, Tensor):
             least, most = self._range(x)
-            if (width := self.high - self.low) > 0 and (least < self.low - width or most > self.high + width):
+            width, inside = self.high - self.low, least < self.low and self.high < most
+            far = 20 * width if inside else width
+            if width > 0 and (least < self.low - far or most > self.high + far):
                 scale = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
                 way = f"give low={least:g} and high={most:g}, as L0Ball.of(x, {self.budget}, {self.unit!r}) does"
                 raise ValueError(f"low and high must be of the scale of x: {scale}; {way}")
@@ -204,10 +209,8 @@ class L0Ball:
             raise ValueError(f"x must be a floating-point tensor of shape (n, ...), got {describe(x)}{way}")
         if self.unit == "pixel" and x.ndim != 4:
             raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", got shape {tuple(x.shape)}')
-        if self.unit == "pixel" and x.shape[3] in (1, 3, 4) and min(x.shape[1:3]) > 4:
-            rule = 'x must be (n, channels, height, width) for unit="pixel", got channels last'
-            way = "use x.permute(0, 3, 1, 2), and ell0.wrap(model, channels_last=True) if the model takes them last"
-            raise ValueError(f"{rule}, {tuple(x.shape)}: {way}")
+        if self.unit == "pixel" and (way := channels_last(x.shape)):
+            raise ValueError(f'x must be (n, channels, height, width) for unit="pixel", {way}')
         if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
             rule = "x_adv must have the shape, dtype and device of x"
             raise ValueError(f"{rule}, got {describe(x_adv)} for {describe(x)}")
@@ -232,6 +235,14 @@ def _least(end: float | Tensor) -> float:
 def _fits(value: Tensor, x: Tensor) -> bool:
     sizes = zip(value.shape[::-1], x.shape[::-1], strict=False)
     return value.device == x.device and value.ndim <= x.ndim and all(own in (1, size) for own, size in sizes)
+
+
+def channels_last(shape: Sequence[int]) -> str:
+    """What to do if a shape (n, ...) seems to be that of images with their channels last; empty if it does not."""
+    if len(shape) != 4 or shape[3] > 4 or min(shape[1:3]) <= 4:
+        return ""
+    way = "use x.permute(0, 3, 1, 2), of an array x.transpose(0, 3, 1, 2)"
+    return f"got channels last, {tuple(shape)}: {way}; and ell0.wrap(model, channels_last=True) if it takes them last"
 
 
 def describe(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from .nn import InputScale
 from .threat import describe
 
-__all__ = ["Model", "Wrapped", "as_rows", "batches", "wrap"]
+__all__ = ["Model", "Wrapped", "as_rows", "joined", "wrap"]
 
 Model = Callable[[Tensor], Tensor]
 """Any callable that gives logits ``(n, classes)`` for inputs ``(n, ...)``."""
@@ -163,10 +163,11 @@ def _wanted(n: int) -> str:
 
 
 def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors. Tensors stay as they are.
+    """Arrays as tensors.
 
     x: what NumPy takes for an array becomes floating-point numbers in the dtype and on the device of the model's
-    parameters. y: an array of labels, of a classifier with ``classes_``, becomes their numbers there.
+    parameters; a float64 tensor becomes float32 for a model of float32. y: an array of labels, of a classifier with
+    ``classes_``, becomes their numbers there.
     """
     own = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
     if not isinstance(x, Tensor) and hasattr(x, "__array__"):
@@ -176,6 +177,8 @@ def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         kind = array.dtype if array.dtype in (np.float32, np.float64) else np.float32
         # A copy: torch warns about arrays that it may not write to.
         x = torch.from_numpy(np.array(array, dtype=kind)).to(own if own is not None else "cpu")
+    if own is not None and isinstance(x, Tensor) and (x.dtype, own.dtype) == (torch.float64, torch.float32):
+        x = x.float()
     if isinstance(y, list | tuple) or (not isinstance(y, Tensor) and hasattr(y, "__array__")):
         y = np.asarray(y)
     classes = getattr(model, "classes_", None)
@@ -193,8 +196,8 @@ def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def batches(model: object, data: Any, size: int, again: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a DataLoader, a Dataset (``size`` rows each) or any iterable of pairs (x, y), as tensors.
+def joined(model: object, data: Any, size: int, again: bool) -> tuple[Tensor, Tensor]:
+    """All rows of a DataLoader, a Dataset (read ``size`` rows at a time) or any iterable of pairs (x, y), as tensors.
 
     They move to the device of the model's parameters.  again: the same rows must come in the same order next time.
     """
@@ -203,6 +206,7 @@ def batches(model: object, data: Any, size: int, again: bool) -> Iterator[tuple[
     if again and isinstance(getattr(data, "sampler", None), RandomSampler):
         raise ValueError("x must give its rows in the same order each time for state_path: DataLoader(shuffle=False)")
     own = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+    found: list[tuple[Tensor, Tensor]] = []
     for batch in DataLoader(data, batch_size=size) if isinstance(data, Dataset) else data:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             kind = f"a dict with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
@@ -210,7 +214,14 @@ def batches(model: object, data: Any, size: int, again: bool) -> Iterator[tuple[
             way = "such as [(x, y)]" if arrays else 'such as ((batch["image"], batch["label"]) for batch in loader)'
             raise ValueError(f"x must give pairs (x, y), {way}, got {kind}")
         x, y = as_rows(model, *batch)
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            x, y = (part if own is None else part.to(own.device) for part in (x, y))
-            x = x if x.is_floating_point() else x.float()
-        yield x, y
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise ValueError(f"x must give pairs of tensors or arrays, got {describe(x)} and {describe(y)}")
+        x, y = (part if own is None else part.to(own.device) for part in (x, y))
+        found.append((x if x.is_floating_point() else x.float(), y))
+        if x.shape[1:] != found[0][0].shape[1:]:
+            shapes = f"{tuple(found[0][0].shape[1:])} and {tuple(x.shape[1:])}"
+            raise ValueError(f"x must give rows of one shape, got {shapes}")
+    if not found:
+        raise ValueError("x must have at least one row, got no batch")
+    first, second = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return first, second

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..common import Progress, Step, silent
 from ..nn import prepared
-from ..threat import L0Ball, Unit, describe
+from ..threat import L0Ball, Unit, channels_last, describe
 from ..wrapping import Model, Wrapped, as_rows, wrap
 from .draws import Draws
 from .surrogate import surrogate_gradients
@@ -125,7 +125,12 @@ class Victim:
                     stack.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
                 stack.enter_context(prepared(self.model))
-            logits = self._logits(self.x.clone())
+            try:
+                logits = self._logits(self.x.clone())
+            except RuntimeError as error:
+                if way := channels_last(self.x.shape):
+                    raise ValueError(f"model must take rows of the shape of x, {way}") from error
+                raise
             for name, labels in (("target" if self.targeted else "y", self.labels), ("y", self._y)):
                 out = labels[(labels < 0) | (labels >= logits.shape[1])]
                 if len(out):

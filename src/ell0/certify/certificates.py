@@ -14,6 +14,7 @@ from ..attacks.draws import Draws
 from ..common import Progress, check_count, silent
 from ..results import Measurement, Share, median
 from ..threat import L0Ball, describe
+from ..wrapping import as_rows
 from .certifier import ANY_VALUE, Certifier, Preparation
 from .network import Network
 from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals
@@ -38,8 +39,8 @@ def certifier(model: nn.Module, method: Method | Rule = "best") -> Certifier:
 
 def radius(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     ball: L0Ball | None = None,
     *,
     max_budget: int | None = None,
@@ -61,20 +62,21 @@ def radius(
         model: a `Certifier`, or an ``nn.Sequential``, nested or not, in eval mode. Its first layer, after Flatten,
             `InputClamp` and `InputScale` at most, is the one that the attacker reaches: `TruncatedLinear`, or
             ``Linear`` for bounded values. Then any of Linear, BatchNorm1d, ReLU, Flatten, Dropout.
-        x: ``(n, ...)``.  y: ``(n,)``, the true labels.
+        x: ``(n, ...)``.  y: ``(n,)``, the true labels; arrays will do.
         method: ``"ibp"``, intervals, cheap; ``"best"``, these or linear bounds with all outputs of the first layer
             seeing the same changes (CROWN), whichever proves more. Of a `PartVote`: another rule than its own.
         ball, max_budget, progress: as for `Certifier.radius`.  batch: most rows at a time, 256 by default.
 
     Raises ValueError if the model has no certificate, and names a layer that bounds do not pass through.
     """
+    x, y = as_rows(model, x, y)
     return certifier(model, method).radius(x, y, ball, max_budget=max_budget, batch=batch, progress=progress)
 
 
 def accuracy(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     budgets: Collection[int],
     ball: L0Ball | None = None,
     *,
@@ -90,7 +92,7 @@ def accuracy(
     if not budgets or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets must be different ints >= 0, got {budgets!r}")
     radii = radius(model, x, y, ball, max_budget=max(budgets), method=method, batch=batch, progress=progress)
-    return {budget: Share(int((radii >= budget).sum()), len(radii)) for budget in budgets}
+    return {budget: Share.of(radii >= budget) for budget in budgets}
 
 
 def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measurement]:
@@ -98,7 +100,7 @@ def rows(radii: Tensor, budgets: Collection[int], **identity: Any) -> list[Measu
 
     radii: what `radius` gave; a misclassified row counts as -1.  identity: goes into every one.
     """
-    shares = [(budget, Share(int((radii >= budget).sum()), len(radii))) for budget in budgets]
+    shares = [(budget, Share.of(radii >= budget)) for budget in budgets]
     found = [Measurement.of("certified_accuracy", share, **identity, budget=budget) for budget, share in shares]
     return [*found, Measurement.of("certified_radius", median(radii), **identity)]
 

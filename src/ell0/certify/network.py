@@ -17,6 +17,10 @@ from .truncated import Truncated
 Affine = nn.Linear | nn.BatchNorm1d
 LaterLayer = Affine | nn.ReLU
 IGNORED = (nn.Identity, nn.Dropout, nn.Flatten)
+_VOTE = (
+    "; a vote of parts has a certificate whatever its network is: cut = ell0.certify.Partition.strides(x.shape[1:], "
+    "(3, 3)); model = ell0.certify.PartVote(ell0.part_networks.PartCNN(cut.part_shape, cut.parts), cut)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,7 @@ class Network:
             elif type(layer) not in IGNORED:
                 raise ValueError(
                     "model must begin with TruncatedLinear or Linear, after Flatten, InputClamp and InputScale only, "
-                    f"got {name} ({type(layer).__name__}) before any of them"
+                    f"got {name} ({type(layer).__name__}) before any of them{_VOTE}"
                 )
         raise ValueError("model must have a TruncatedLinear or Linear layer, got none")
 

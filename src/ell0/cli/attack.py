@@ -48,6 +48,7 @@ def attack(
         save_examples: File (.npz) to write attacked rows to: x_adv, which is x where the row stands, x, y, distance
             (changes; 0: misclassified without an attack, -1: the row stands), and the attack that each fell to, by.
     """
+    from ..common import digest
     from ..evaluation import cascade, evaluate
     from ..files import check_out
     from ..parallel import together
@@ -70,7 +71,7 @@ def attack(
         if not team.first:
             return 0
         results.seconds = round(sum(evaluation.seconds), 1)
-        results.rows = evaluation.rows(classifier=loaded.classifier)
+        results.rows = evaluation.rows(classifier=loaded.classifier, rows_sha256=digest(loaded.x, loaded.y))
         hand_over(results, subject.out, work, lambda _: tell(evaluation))
         loaded.write_page(results, work.quiet, evaluation.x_adv)
         if save_examples is not None:

@@ -59,7 +59,7 @@ def certify(
 
     from .. import certify as certificates
     from ..attacks import ATTACKS
-    from ..common import check_count
+    from ..common import check_count, digest
     from ..evaluation import cascade
     from ..files import check_out
     from ..parallel import together
@@ -113,7 +113,7 @@ def certify(
         about: dict[str, Any] = {"method": "best"} if certifier.forwards is None else cost
         about |= {"classifier": loaded.classifier, "unit": subject.unit, **ball.entries}
         asked = budgets or [budget for budget in BUDGETS if budget <= most]
-        results.rows = certificates.rows(radii, sorted({0, *asked}), **about)
+        results.rows = certificates.rows(radii, sorted({0, *asked}), **about, rows_sha256=digest(x, y))
         if tried:
             about |= {"queries": subject.queries, "steps": subject.steps, "attacks": ", ".join(attacks)}
             flags = list(dict.fromkeys(flag for one in tried for flag in one.flags))

@@ -20,6 +20,7 @@ from ..common import device_of, digest
 from ..files import check_out, write
 from ..parallel import Team
 from ..results import Results
+from ..threat import channels_last
 from ..train import load_checkpoint
 from ..wrapping import wrap
 from .options import RowOptions, WorkOptions, command_words, say_written
@@ -103,7 +104,8 @@ def load(model: str, subject: RowOptions, work: WorkOptions, team: Team) -> Load
             network(x[:1])
     except (RuntimeError, ValueError) as error:
         shape, reason = tuple(x.shape[1:]), str(error).splitlines()[0]
-        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({reason})") from error
+        why = channels_last(x.shape) or reason
+        raise ValueError(f"model must take rows of shape {shape}, as the data has them ({why})") from error
     name = Path(model).name if card else model
     return Loaded(name, card.get("classifier", name), subject, network, x, y, source, ends)
 

@@ -85,8 +85,8 @@ class RowOptions:
     """The rows that a model is attacked on or certified for.
 
     Args:
-        data: Data set (its test split), or a .npz file with arrays x and y. Default: the data set that the checkpoint
-            was trained on.
+        data: Data set (its test split), or a .npz file with arrays x_test and y_test, as a recipe takes it, or x and y.
+            Default: the data set that the checkpoint was trained on.
         unit: What counts as one change: a feature, or a pixel with all its channels.
         rows: Use only the first N rows. Default: all.
         batch: Rows worked on together.

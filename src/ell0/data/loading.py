@@ -47,15 +47,21 @@ def load(name: str, split: str, root: Root = None) -> LabelledRows:
     return torch.from_numpy(x), torch.from_numpy(labels[rows].astype(np.int64))
 
 
-def read_npz(path: Path | str, x_name: str = "x", y_name: str = "y") -> LabelledRows:
-    """Inputs and labels from a NumPy ``.npz`` file: x ``(n, ...)`` floating point, finite, and y ``(n,)`` ints >= 0."""
+def read_npz(path: Path | str, split: str = "test") -> LabelledRows:
+    """Inputs and labels from a NumPy ``.npz`` file: x ``(n, ...)`` floating point, finite, and y ``(n,)`` ints >= 0.
+
+    Their names are ``x_test`` and ``y_test``, or those of another split; for "test" also ``x`` and ``y``.
+    """
+    pairs = [(f"x_{split}", f"y_{split}"), *([("x", "y")] if split == "test" else [])]
+    words = ", or ".join(" and ".join(pair) for pair in pairs)
     try:
-        arrays, names = read_arrays(Path(path), (x_name, y_name))
+        arrays, names = read_arrays(Path(path), [name for pair in pairs for name in pair])
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} does not exist: give a .npz file with {x_name} and {y_name}") from error
-    if len(arrays) != 2:
-        raise ValueError(f"{path} must have the arrays {x_name} and {y_name}, got {', '.join(names) or 'none'}")
-    x, y = arrays.values()
+        raise FileNotFoundError(f"{path} does not exist: give a .npz file with {words}") from error
+    x_name, y_name = next((pair for pair in pairs if arrays.keys() >= set(pair)), ("", ""))
+    if not x_name:
+        raise ValueError(f"{path} must have the arrays {words}, got {', '.join(names) or 'none'}")
+    x, y = arrays[x_name], arrays[y_name]
     if x.ndim < 2 or not len(x) or not np.issubdtype(x.dtype, np.floating) or not np.isfinite(x).all():
         raise ValueError(
             f"{path}: {x_name} must be finite floating-point numbers of shape (n, ...), scaled for the model, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -21,7 +21,7 @@ from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import CLEAN, Share
 from ..threat import L0Ball
-from ..wrapping import Model, as_rows, batches, wrap
+from ..wrapping import as_rows, joined, wrap
 from .evaluation import Evaluation, percent
 from .flags import PROBED, Attacked, Probe, Ran, check_claims, clean_pass, raised, unfounded
 from .identity import of_attack, of_model, of_value
@@ -131,7 +131,7 @@ def evaluate(
         model: gives logits for x; it is evaluated in eval mode. Whatever `ell0.wrap` takes by itself will do, a
             scikit-learn classifier for one; probabilities with a gradient are attacked by their logarithms.
         x: ``(n, ...)``, a tensor or an array; or, without y, a DataLoader, a Dataset or an iterable of pairs (x, y),
-            evaluated one batch after the other.
+            read whole before the first attack.
         y: ``(n,)``, the true labels.  ball: must be given.
         attacks: names of ``ATTACKS`` or of `cascade`, or name -> configured attack, run in this order. A function that
             is not of ``ell0.attacks`` must be an `Entry`. Default: `cascade`, its black-box attacks if the model has
@@ -144,8 +144,7 @@ def evaluate(
         tf32: on a GPU, attacks query in TF32, several times faster; a row is broken only if the model also errs in
             float32 on the point that was found.
         state_path: file that is rewritten after each batch. A killed evaluation that is called again with the same
-            arguments goes on from it, with any batch size. For a DataLoader a file for each batch, whose name ends
-            with the number of its first row.
+            arguments goes on from it, with any batch size.
         progress: called by rank 0 after each attack and, with that as the stage, by the attacks of ``ell0.attacks``.
         team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
             Rank 0 alone writes; the number of ranks may change before an evaluation goes on.
@@ -171,79 +170,18 @@ def evaluate(
         raise ValueError("ball must be given by its name if there is no y: evaluate(model, loader, ball=ball)")
     if not isinstance(ball, L0Ball):
         raise ValueError(f"ball must be an L0Ball, such as ball=L0Ball.of(x, 5), got {ball!r}")
-    settings = _Settings(entries, _checked_budgets(budgets, ball), batch, seed, tf32, progress, team)
-    whole = y is not None
-    parts: Iterable[tuple[Tensor, Tensor]] = [(x, y)] if whole else batches(model, x, batch, path is not None)
-    if not whole and team.size > 1:
-        together = [torch.cat(some) for some in zip(*parts, strict=True)]
-        parts = [(together[0], together[1])]
-    found: list[_Found] = []
-    first = 0
-    for rows, labels in parts:
-        own = path if path is None or whole else path.with_name(f"{path.stem}-{first}{path.suffix}")
-        found.append(_evaluate_part(model, *as_rows(model, rows, labels), ball, settings, own, first))
-        first += len(rows)
-    if not found:
-        raise ValueError("x must have at least one row, got no batch")
-    state, probe, ran = State.joined([one.state for one in found]), found[0].probe, found[0].attacks
-    blocked = [name for name in entries if name not in ran]
-    doubts = [one.doubt for one in found]
-    outside = next((doubt for doubt in doubts if doubt and doubt.startswith("clean")), None)
-    return Evaluation(
-        ball=ball,
-        attacks={name: entry.white_box for name, entry in ran.items()},
-        budgets=settings.budgets,
-        seconds=tuple(state.seconds.tolist()),
-        units=state.x_adv.shape[1 if ball.unit == "feature" else 2 :].numel(),
-        flags=raised(
-            model, probe, state, {name: Ran.of(entry.attack, entry.white_box) for name, entry in ran.items()}, blocked,
-            torch.cat([one.useless for one in found]), sum(one.lost for one in found),
-            outside or (doubts[0] if all(doubts) else None),
-        ),
-        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried", "late")},
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments of `evaluate` beside model and rows."""
-
-    entries: dict[str, Entry]
-    budgets: tuple[int, ...]
-    batch: int
-    seed: int
-    tf32: bool
-    progress: Progress
-    team: Team
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What was found for a part of the rows; the attacks that ran, and what flags need."""
-
-    state: State
-    probe: Probe
-    attacks: dict[str, Entry]
-    useless: Tensor
-    lost: int
-    doubt: str | None
-
-
-def _evaluate_part(
-    model: Model, x: Tensor, y: Tensor, ball: L0Ball, settings: _Settings, path: Path | None, start: int
-) -> _Found:
-    """Clean accuracy, then every attack, on a part of the rows: those from ``start`` on."""
-    entries, batch, seed, team = settings.entries, settings.batch, settings.seed, settings.team
+    budgets = _checked_budgets(budgets, ball)
+    x, y = joined(model, x, batch, path is not None) if y is None else as_rows(model, x, y)
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
     team.check_rows("x", len(x))
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     few = torch.arange(min(len(x), PROBED), device=x.device)
     with Attacked(model, x, y, ball).victim(few) as victim:  # the model stays in eval mode, for every attack
-        model = victim.model  # wrapped, if it gave something else than logits
-        probe = team.once(partial(Probe.of, model, x))
+        attacked_model = victim.model  # wrapped, if it gave something else than logits
+        probe = team.once(partial(Probe.of, attacked_model, x))
         if probe.softmaxed and not probe.blind:
-            model = wrap(model, probabilities=True)
-        attacked = Attacked(model, x, y, ball)
+            attacked_model = wrap(attacked_model, probabilities=True)
+        attacked = Attacked(attacked_model, x, y, ball)
         # Attacks of ell0 follow a surrogate where the model has no gradient of its own.
         needs = {name: int(declared(entry.attack) is not None) for name, entry in entries.items() if entry.white_box}
         blocked = [name for name, most in needs.items() if probe.blind > most]
@@ -251,26 +189,23 @@ def _evaluate_part(
             raise ValueError(f"attacks must be black-box for a model that gives no gradient, got {', '.join(refused)}")
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
         clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
-        if start == 0:
-            _rehearse(attacked, entries, first, seed)
-        parts = {} if path is None else _identity(attacked, entries, settings.budgets, seed, settings.tf32)
+        _rehearse(attacked, entries, first, seed)
+        parts = {} if path is None else _identity(attacked, entries, budgets, seed, tf32)
         state = State.fresh(x, clean, wrong, len(entries))
         saved = team.once(partial(State.read, path))
         if path is not None and saved is not None:
             fresh, state = state, State.load(path, saved, state, parts, _NOISE * probe.noise)
             state.forget(unfounded(attacked, state, fresh, batch, probe.random, team), fresh)
-        report = settings.progress if team.first else silent
-        turns = list(product(filter(None, settings.budgets), enumerate(entries.items())))
+        report = progress if team.first else silent
+        turns = list(product(filter(None, budgets), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
-            rows_from = f", rows from {start}" if start else ""
-            stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}{rows_from}")
+            stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
             waiting = ((state.verdict < 0) & (state.tried[:, column] < budget)).nonzero().squeeze(1)
             for rows in waiting.split(batch * team.size) if len(waiting) else ():
                 began = time.perf_counter()
                 own = team.share(rows).to(x.device)
-                within = partial(_within, report, stage)
-                key = seeded(seed, name)
-                run = partial(_run, entry.attack, attacked, own, start, budget, key, within, settings.tf32)
+                key, inside = seeded(seed, name), _inside(report, stage)
+                run = partial(_run, entry.attack, attacked, own, budget, key, inside, tf32)
                 for found in filter(None, team.gather(run)):
                     state.learn(column, budget, found)
                 state.seconds[column] += time.perf_counter() - began
@@ -280,35 +215,40 @@ def _evaluate_part(
                 stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
-    return _Found(state, probe, entries, useless, lost, ball.doubt(x))
+    ran = {name: Ran.of(entry.attack, entry.white_box) for name, entry in entries.items()}
+    return Evaluation(
+        ball=ball,
+        attacks={name: entry.white_box for name, entry in entries.items()},
+        budgets=budgets,
+        seconds=tuple(state.seconds.tolist()),
+        units=x.shape[1 if ball.unit == "feature" else 2 :].numel(),
+        flags=raised(model, probe, state, ran, blocked, useless, lost, ball.doubt(x), next(filter(None, budgets), 0)),
+        **{key: getattr(state, key) for key in ("verdict", "distance", "x_adv", "queries", "tried", "late")},
+    )
 
 
-def _within(report: Progress, stage: Step, step: Step) -> None:
-    report(replace(step, stage=stage))
+def _inside(report: Progress, stage: Step) -> Progress:
+    return lambda step: report(replace(step, stage=stage))
 
 
 def _run(
     attack: AttackFunction,
     attacked: Attacked,
     rows: Tensor,
-    start: int,
     budget: int,
     key: torch.Generator,
     progress: Progress,
     tf32: bool,
 ) -> list[Tensor]:
-    """What an attack finds for some rows, as `State.learn` takes it; nothing if there are none.
-
-    start: the number of the first row of this part; what a row draws depends on its number.
-    """
+    """What an attack finds for some rows, as `State.learn` takes it; nothing if there are none."""
     if not len(rows):
         return []
     more = {} if declared(attack) is None else {"progress": progress}
     if not tf32:
-        result = attack(*attacked.part(rows, budget), generator=key, rows=rows + start, **more)
+        result = attack(*attacked.part(rows, budget), generator=key, rows=rows, **more)
     else:
         with dense_products(tf32=True):
-            result = attack(*attacked.part(rows, budget), generator=key, rows=rows + start, **more)
+            result = attack(*attacked.part(rows, budget), generator=key, rows=rows, **more)
         result = _confirmed(result, attacked, rows)
     return compact(rows, attacked.x[rows], result)
 

@@ -40,12 +40,12 @@ class Evaluation:
 
     @property
     def clean_accuracy(self) -> Share:
-        return _share(self.verdict != 0)
+        return Share.of(self.verdict != 0)
 
     @property
     def robust_accuracy(self) -> Share:
         """Share of rows that no attack broke."""
-        return _share(self.verdict < 0)
+        return Share.of(self.verdict < 0)
 
     @property
     def decided(self) -> tuple[str | None, ...]:
@@ -86,13 +86,13 @@ class Evaluation:
             counts = torch.bincount(self.verdict[broken], minlength=len(self.attacks) + 1).tolist()
             decided = dict(zip((CLEAN, *self.attacks), counts, strict=True))
             given = {"attack": WORST_CASE, **identity, "budget": budget, "decided": decided, "flags": self.flags}
-            rows.append(Measurement.of("robust_accuracy", _share(~broken), **given))
+            rows.append(Measurement.of("robust_accuracy", Share.of(~broken), **given))
         for i, (name, white_box) in enumerate(self.attacks.items()):
             own = self.verdict == i + 1
             counts = [(self.tried[:, i] > 0).sum(), own.sum(), self.queries[:, i].sum(), (own & self.late).sum()]
             beside = dict(zip(("attacked", "broken", "queries", "late"), map(int, counts), strict=True))
             given = {"attack": name, **identity, "budget": self.ball.budget, "seconds": self.seconds[i]}
-            share = _share((self.verdict < 0) | (self.verdict > i + 1))
+            share = Share.of((self.verdict < 0) | (self.verdict > i + 1))
             rows.append(Measurement.of("robust_accuracy", share, **given, beside={"white_box": white_box, **beside}))
         return rows
 
@@ -109,10 +109,6 @@ class Evaluation:
         return "\n".join(lines + [f"flag: {flag}" for flag in self.flags])
 
     __repr__ = __str__
-
-
-def _share(rows: Tensor) -> Share:
-    return Share(int(rows.sum()), len(rows))
 
 
 def percent(share: Share) -> str:

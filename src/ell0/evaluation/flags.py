@@ -51,12 +51,14 @@ class Probe:
 
     blind: 0 if it has a gradient; 1 if it has none of its own, but a surrogate for attacks of ell0; 2 if it has none.
     noise: the largest difference of a logit between two passes.
+    softmaxed: rows are non-negative and sum to 1.  squashed: or all numbers, at least 16, lie in [0, 1].
     """
 
     blind: int
     noise: float
     random: bool
     softmaxed: bool
+    squashed: bool
 
     @classmethod
     def of(cls, model: Model, x: Tensor) -> Probe:
@@ -64,12 +66,13 @@ class Probe:
             logits, again = model(x[:PROBED]), model(x[:PROBED])
         noise = float((logits - again).abs().nan_to_num(nan=0.0, posinf=0.0).max())
         softmaxed = bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]))
+        squashed = not softmaxed and logits.numel() >= 16 and bool(((logits >= 0) & (logits <= 1)).all())
         random = not torch.allclose(logits, again, _SAME, _SAME)
         blind = 0 if _differentiable(model, x) else 1
         if blind:
             with surrogate_gradients(model):
                 blind += not _differentiable(model, x)
-        return cls(blind, noise, random, softmaxed)
+        return cls(blind, noise, random, softmaxed, squashed)
 
 
 def _differentiable(model: Model, x: Tensor) -> bool:
@@ -207,17 +210,19 @@ def raised(
     useless: Tensor,
     lost: int,
     doubt: str | None,
+    least: int,
 ) -> tuple[str, ...]:
     """The flags of an evaluation, a sentence each that ends with what to do.
 
     attacks: in the order of the columns.  blocked: attacks left out.  useless: as of `clean_pass`.
-    lost: errors that did not come back at the end.  doubt: about the box.
+    lost: errors that did not come back at the end.  doubt: about the box.  least: budget of the curve above 0.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     truncated = any(isinstance(layer, TruncatedLinear | InputTruncation) and layer.k for layer in modules)
     ran = {attack.own for attack in attacks.values()}
     aware = probe.blind == 2 or any(attack and attack.knows_truncation for attack in ran)
     votes = any(isinstance(module, Vote) for module in modules)
+    knows_votes = any(attack and attack.knows_votes for attack in ran)
     default = all(attack in ran for attack in ATTACKS.values() if attack.cascade is not None)
     refuted = int((state.refuted & (state.verdict < 0)).sum())
     n, searches = len(state.verdict), [name for name, attack in attacks.items() if not attack.gradients_only]
@@ -230,25 +235,29 @@ def raised(
     soft = "softmaxed outputs: rows are non-negative and sum to 1, so their logarithms were attacked"
     taken = f"claims taken back: {refuted} rows were broken in a query, but not in the attack's own check"
     near = f"on the boundary: {lost} broken rows lie so near that the model did not err on them at the end"
+    tight = "outputs within [0, 1], as those of sigmoids: attacks are blind where they round to 0 or 1"
     beaten, left = _beaten(state, attacks)
     late, more = _late(state, attacks)
-    flags = {
+    always = {
         doubt or "": doubt,
         "model left in train mode: it was evaluated in eval mode; call model.eval()": any(m.training for m in modules),
-        f"{none}{left_out}; {search}": probe.blind == 2,
-        some(dark, n, "white-box attacks are blind", search): dark and probe.blind < 2,
-        some(flat, n, "attacks by gradients follow a surrogate", search): flat,
         f"{random}; fix its seed, or average its outputs": probe.random,
         f"{soft}; give logits, which do not round to 0 and 1": probe.softmaxed and not probe.blind,
         f"{taken}; they count as standing, add them to the uncertainty": refuted,
         f"{near}; they count as broken, add them to the uncertainty": lost and not probe.random,
+    }
+    # Where nothing stands, even with the least budget, no attack could break more.
+    stronger = {} if ((state.verdict >= 0) & (state.distance <= least)).all() else {
+        f"{none}{left_out}; {search}": probe.blind == 2,
+        some(dark, n, "white-box attacks are blind", search): dark and probe.blind < 2,
+        some(flat, n, "attacks by gradients follow a surrogate", search): flat,
+        f"{tight}; give logits, or ell0.wrap(model, probabilities=True)": probe.squashed and not (probe.blind or votes),
         "truncated model: no attack that ran looks into truncated layers; run adaptive too": truncated and not aware,
-        "votes of parts without an attack made for them: run adaptive too": votes
-        and not any(attack and attack.knows_votes for attack in ran),
+        "votes of parts without an attack made for them: run adaptive too": votes and not knows_votes,
         f"{left}; run the default attacks": beaten > _BEATEN and not default,
         f"not converged: {late} rows fell in the last tenth of the queries; raise {more}": late >= max(3, _LATE * n),
-    }
-    return tuple(sentence for sentence, holds in flags.items() if holds)
+    }  # fmt: skip
+    return tuple(sentence for sentence, holds in {**always, **stronger}.items() if holds)
 
 
 def _late(state: State, attacks: Mapping[str, Ran]) -> tuple[int, str]:

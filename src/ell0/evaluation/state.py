@@ -64,15 +64,6 @@ class State:
         points = x.detach().clone(memory_format=torch.contiguous_format)
         return cls(unbroken, unbroken.clone(), nothing, nothing.clone(), seconds, clean, none, nothing.clone(), points)
 
-    @classmethod
-    def joined(cls, parts: Sequence[State]) -> State:
-        """The states of parts of the rows as one, on the CPU if there are several."""
-        if len(parts) == 1:
-            return parts[0]
-        tensors = {key: [vars(part)[key].cpu() for part in parts] for key in vars(parts[0])}
-        seconds = torch.stack(tensors.pop("seconds")).sum(0)
-        return cls(**{key: torch.cat(values) for key, values in tensors.items()}, seconds=seconds)
-
     def learn(self, column: int, budget: int, found: Sequence[Tensor]) -> None:
         """Takes over what an attack found for some rows, from `compact`."""
         rows, success, distance, queries, refuted, spent, at, values = found

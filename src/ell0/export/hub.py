@@ -122,11 +122,11 @@ def _card(
 
 
 def _cells(row: Measurement) -> Iterator[str]:
-    from ..report.formatting import figure_words
+    from ..report.formatting import figure_words, several
 
     yield _SHOWN[row.what]
     clean = row.what == "clean_accuracy"
-    yield "0" if clean else f"{row.get('budget')} {row.get('unit', 'feature')}s"
+    yield "0" if clean else several(row.get("budget"), f"{row.get('unit', 'feature')}s")
     beta = row.get("beta")
     within = row.get("box", "any value") if beta is None else f"[{-beta:g}, {beta:g}]"
     yield "" if clean else within

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +37,26 @@ def save_onnx(path: Path | str, model: nn.Module, x: Tensor) -> Path:
         raise ImportError("save_onnx needs onnxscript: pip install 'ell0[onnx]'") from error
     table = torch.export.default_decompositions()
     table[torch.ops.ell0.trimmed_linear.default] = _by_selection
-    with torch.no_grad():
+    with torch.no_grad(), _quiet():
         plain = program.run_decompositions(table)
         made = torch.onnx.export(plain, dynamo=True, verbose=False, input_names=["x"], output_names=["logits"])
     assert made is not None
     write(path, made.model_proto.SerializeToString())
     return path
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from warning of its own code, and of torchvision, which nothing here uses."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*treespec", FutureWarning)
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def save_program(path: Path | str, model: nn.Module, x: Tensor) -> Path:

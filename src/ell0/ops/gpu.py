@@ -29,9 +29,24 @@ FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
+# Newer paths that are taken: those that an H200 has shown to be faster than the older ones.
+# "forward": where many terms leave they are counted in tiles (`_count`), not row by row (`_select`), and the gradient
+# to the weight is a masked product.  "to_x": so is the gradient to the input.
+FASTER: frozenset[str] = frozenset()
+
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
+# Of the newer paths, not timed yet.
+PASSES = 3  # that count before the bands are laid
+CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
+LIST = 256  # terms in both bands of a pair
+FINISHERS, FINISH = 24, {"num_warps": 1, "maxnreg": 80}
+# Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
+COUNT, SUM, MASKED, UNROLL = (4, 512), (4, 512), (8, 512), 4
+# Differences of rounded products must not be fused.
+TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
+SHARE = 2048  # samples, at least, of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
 
@@ -50,6 +65,24 @@ def serves(weight: Tensor) -> bool:
     return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits and available()
 
 
+def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
+    """How many marks `forward` makes for each pair."""
+    return (1 if _tiled(counts, d) else 2) * rows + n
+
+
+def _listed(counts: Counts, d: int) -> bool:
+    """Whether the removed terms are listed by a walk; else terms are counted.
+
+    A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
+    """
+    return d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
+
+
+def _tiled(counts: Counts, d: int) -> bool:
+    """Whether terms are counted in tiles."""
+    return "forward" in FASTER and not _listed(counts, d)
+
+
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Order, ranked weight and bound of `Prepared`; the order holds the weight as well, so ranked is empty."""
     order, bound = _ordered(weight.contiguous(), None, None)
@@ -65,12 +98,13 @@ def forward(
     keep_cuts: bool,
     kept: list[Lanes] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, 2 out + n)``; the last three
-    empty unless keep_cuts.
+    """Output ``(pairs, n, out)``, cuts and ties ``(pairs, 2, out, n)``, marks ``(pairs, marks_of(...))``; the last
+    three empty unless keep_cuts.
 
-    counts: pairs of top and bottom. Two pairs share one selection where terms are counted.  kept: gets the samples as
-    they lie in the lanes, which the backward pass can use.
-    ties: as in `kernel.forward`.  marks: how deep each row was walked; whether each row, then each sample, has ties.
+    counts: pairs of top and bottom. Where terms are counted, pairs share what they can.  kept: gets the samples as they
+    lie in the lanes, which the backward pass can use.
+    ties: as in `kernel.forward`.  marks: how deep each row was walked, unless terms were counted in tiles; whether each
+    row, then each sample, has ties.
     """
     order, _, bound = arrays
     check_prepared(weight, torch.int64, order=order, bound=bound)
@@ -86,7 +120,7 @@ def forward(
     shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
     cuts, ties = x.new_empty(shape), x.new_zeros(shape, dtype=torch.int32)
     # Marks, tickets for two kernels and flags are one buffer: one launch to clear it.
-    each = 2 * rows + n if keep_cuts else 0
+    each = marks_of(counts, d, rows, n) if keep_cuts else 0
     tickets = 2 * _multiprocessors(x.device) + -(-max(n, rows) // LANES)
     cleared = x.new_zeros(pairs * (each + 2 * tickets) + FLAGS, dtype=torch.int32)
     marks = cleared[: pairs * each].view(pairs, each)
@@ -96,12 +130,16 @@ def forward(
     lanes = Lanes.of(x, samples=True, asked=flags)
     if kept is not None:
         kept.append(lanes)
+    if _tiled(counts, d):
+        out = x.new_empty(pairs, n, rows)
+        outputs = (out if bias is None else bias, out, cuts, ties, marks)
+        _count(Work(x, weight, order, bound, flags, keep_cuts, bias is not None, outputs), lanes, counts)
+        return out, cuts, ties, marks
     with _no_autocast(x):
         dense = F.linear(lanes.inner[:, :n].T, weight, bias)
     # Not a view: the next layer may write into its input.
     out = torch.ops.aten._unsafe_view(dense, (1, n, rows)) if pairs == 1 else dense.repeat(pairs, 1, 1)
-    # A walk is compiled for its counts. Those that differ come from bounds in training, which ask for many in turn.
-    listed = d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
+    listed = _listed(counts, d)
     together = 1 if listed else 2
     for p in range(0, pairs, together):
         some = slice(p, p + together)
@@ -131,9 +169,13 @@ def backward(
     grad_weight = x.new_empty(0)
     if n == 0:
         return grad_x, torch.zeros_like(weight) if to_weight else grad_weight
-    turned = grad.T.contiguous()
     width = _width(d)
-    if to_weight:
+    turned = grad.T.contiguous()
+    if to_weight and len(marks) == rows + n:
+        cuts_across, ties_across = (t.transpose(1, 2).contiguous() for t in (cuts, ties))
+        share = max(SHARE, -(-n // 8))
+        grad_weight = _masked(grad.contiguous(), weight, x, cuts_across, ties_across, marks[:rows], share)
+    elif to_weight:
         lanes = kept[0] if kept else Lanes.of(x, samples=True, asked=marks.new_zeros(FLAGS))
         with _no_autocast(x):
             grad_weight = grad.T @ lanes.inner[:, :n].T
@@ -149,15 +191,38 @@ def backward(
              marks.new_empty(rows * TIED), grad_weight, n, rows, len(lanes.reach), d, bounds_per_row(d), pieces),
             (("WIDTH", width), ("BATCH", TIED), ("LEADS", LEADS)), {"num_warps": 4},
         )  # fmt: skip
-    if to_x:
+    if to_x and "to_x" in FASTER:
+        grad_x = _masked(turned, x, weight, cuts, ties, marks[-n:], rows)
+    elif to_x:
         launch(
             "input_gradient", (-(-n // 32), -(-d // 32)),
             (turned, x, weight, bound, cuts, grad_x, n, rows, d, bounds_per_row(d)),
             (("SIZE", 32), ("BATCH", 32)), {"num_warps": 2},
         )  # fmt: skip
-        arguments = (turned, x, weight, cuts, ties, marks, grad_x, n, rows, d)
+        arguments = (turned, x, weight, cuts, ties, marks[-n:], grad_x, n, rows, d)
         launch("input_ties", (n,), arguments, (("WIDTH", width),), {"num_warps": 4})
     return grad_x, grad_weight
+
+
+def _masked(grad: Tensor, left: Tensor, right: Tensor, cuts: Tensor, ties: Tensor, tied: Tensor, share: int) -> Tensor:
+    """Gradient to left through the kept terms. grad ``(rights, lefts)``, cuts and ties ``(2, rights, lefts)``."""
+    largest = torch.stack([matrix.abs().amax() for matrix in (left, right)]).amax()
+    infinite = (~(largest <= torch.finfo(largest.dtype).max)).int()
+    (lefts, d), rights = left.shape, len(right)
+    pieces = -(-rights // share)
+    parts = left.new_empty(pieces, d, lefts)
+    columns, width = _tile(MASKED)
+    launch(
+        "masked_product", (-(-d // columns) * -(-lefts // width), pieces),
+        (grad, left.T.contiguous(), right, cuts, infinite, parts, lefts, rights, d, share),
+        (("COLUMNS", columns), ("WIDTH", width), ("UNROLL", UNROLL)), TILED,
+    )  # fmt: skip
+    out = (parts[0] if pieces == 1 else parts.sum(0)).T.contiguous()
+    launch(
+        "masked_ties", (lefts,), (grad, left, right, cuts, ties, tied, out, lefts, rights, d),
+        (("BATCH", 128), ("WIDTH", _width(d))), {"num_warps": 4},
+    )  # fmt: skip
+    return out
 
 
 @dataclass(frozen=True)
@@ -195,7 +260,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Work:
-    """One batch and one weight: what the walk and the selection both take."""
+    """One batch and one weight: what a walk and a selection both take."""
 
     x: Tensor
     weight: Tensor
@@ -269,6 +334,61 @@ def _select_constants(pairs: int, keep_cuts: bool, has_bias: bool, d: int) -> tu
         ("PAIRS", pairs), ("KEEP", keep_cuts), ("HAS_BIAS", has_bias), ("SHORT", d < 32), ("EXACT", d % 16 == 0),
         ("PASSES", 12), ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places), ("GPU", not _interpreted()),
     )  # fmt: skip
+
+
+def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
+    """Finds the cuts of all pairs by counting, for a chunk of samples at a time."""
+    x, weight, keep = work.x, work.weight, work.keep_cuts
+    bias, out, cuts, ties, marks = work.outputs
+    (n, d), rows, asked = x.shape, len(weight), lanes.asked
+    turned, zeros = weight.T.contiguous(), (lanes.inner == 0).sum(0, dtype=torch.int32)
+    programs = _programs(FINISHERS, x.device)
+    scratch = x.new_empty(programs * LIST * LANES)
+    width = len(lanes.reach)
+    most = min(CHUNK, max(1, _MOST // (rows * max(4, -(-d // 32)))))
+    for first in range(0, n, most):
+        chunk = min(most, n - first)
+        shape = (rows, chunk)
+        moments = x.new_empty((3, *shape), dtype=torch.bfloat16)
+        for power, moment in zip((1, 2, 4), moments, strict=True):
+            some, other = (m.pow(power).bfloat16() for m in (lanes.inner[:, first : first + chunk], weight))
+            torch.mm(other, some, out=moment)
+        pivots, gaps, edges = (x.new_empty(many, *shape) for many in (2, 2, 4))
+        found, sums = x.new_empty(2, *shape, dtype=torch.int32), x.new_empty(shape)
+        marked = found.new_empty(-(-d // 32), *shape)
+        for pair, (top, bottom) in enumerate(counts):
+            launch(
+                "guess_pivots", (-(-rows * chunk // 1024),),
+                (moments, zeros, lanes.leads[0], pivots, gaps, first, chunk, rows, d, top, bottom),
+                (("SIZE", 1024),), {"num_warps": 4},
+            )  # fmt: skip
+            for number in range(PASSES):
+                size, across = _tile(COUNT)
+                launch(
+                    "count_terms", (-(-chunk // across) * -(-rows // size),),
+                    (lanes.inner, turned, weight, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
+                     first, chunk, rows, width, d, top, bottom),
+                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == PASSES - 1),
+                     ("LEADS", LEADS), ("UNROLL", UNROLL)), TILED,
+                )  # fmt: skip
+            size, across = _tile(SUM)
+            launch(
+                "sum_between", (-(-chunk // across) * -(-rows // size),),
+                (lanes.inner, turned, edges, sums, marked, first, chunk, rows, width, d),
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
+            )  # fmt: skip
+            launch(
+                "cut_bands", (programs,),
+                (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, pivots, found, edges,
+                 sums, marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
+                 first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
+                (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
+            )  # fmt: skip
+
+
+def _tile(size: tuple[int, int]) -> tuple[int, int]:
+    """In Triton's interpreter shapes are small."""
+    return (4, 32) if _interpreted() else size
 
 
 def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tuple[Tensor, Tensor]:

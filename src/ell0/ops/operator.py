@@ -120,7 +120,8 @@ def _(x: Tensor, weight: Tensor, _bias: Tensor | None, order: Tensor, *rest: Any
     shape = (pairs, 2, rows, n) if keep_cuts else (pairs, 2, 0, 0)
     walked = 0
     if keep_cuts and order.numel():
-        walked = 2 * rows + n if order.device.type == "cuda" else rows
+        both = tuple(zip(counts[::2], counts[1::2], strict=True))
+        walked = gpu.marks_of(both, x.shape[1], rows, n) if order.device.type == "cuda" else rows
     cuts, ties = x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
     return x.new_empty((pairs, n, rows)), cuts, ties, x.new_empty((pairs, walked), dtype=torch.int32)
 
@@ -143,7 +144,9 @@ def _checked_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     check_matrix(x, weight, None)
     check_order(order, weight, walked)
     (n, _), rows, pairs = x.shape, weight.shape[0], len(grad)
-    length = 0 if not order.numel() else 2 * rows + n if order.is_cuda else rows
+    length = 0 if not order.numel() else rows
+    if order.numel() and order.is_cuda:
+        length = rows + n if walked.shape[-1] == rows + n else 2 * rows + n
     shapes = {"grad": (pairs, n, rows), "cuts": (pairs, 2, rows, n), "ties": (pairs, 2, rows, n)}
     for name, tensor in {"grad": grad, "cuts": cuts, "ties": ties, "walked": walked}.items():
         dtype, shape = torch.int32 if name in ("ties", "walked") else x.dtype, shapes.get(name, (pairs, length))

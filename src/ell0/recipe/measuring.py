@@ -94,7 +94,7 @@ def _clean(task: Task, subject: Subject) -> Measured:
     rows = subject.team.by_row(right, subject.x, subject.y)
     verdict = torch.where(rows, -1, 0)
     # The clean point lies in every box.
-    return [_measurement(task.row, Share(int(rows.sum()), len(rows)))], [Verdicts(0.0, (CLEAN,), verdict, verdict)]
+    return [_measurement(task.row, Share.of(rows))], [Verdicts(0.0, (CLEAN,), verdict, verdict)]
 
 
 def _certified(task: Task, subject: Subject) -> Measured:
@@ -181,8 +181,7 @@ def _alone(task: Task, subject: Subject) -> Measured:
     if task.right:
         found.append(_over_right(row, int((evaluation.verdict < 0).sum()), int((evaluation.verdict != 0).sum())))
     if task.part is not None:
-        stands = int((evaluation.verdict[: task.part] < 0).sum())
-        found.append(_measurement({**row, "part": task.part}, Share(stands, task.part)))
+        found.append(_measurement({**row, "part": task.part}, Share.of(evaluation.verdict[: task.part] < 0)))
     return found, [verdicts]
 
 
@@ -211,11 +210,11 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
             row = {**task.row, "budget": budget, "beta": beta}
-            counts, sure = decided(evidence, n, budget), proven(evidence, n, budget, beta)
+            (counts, stands), sure = decided(evidence, n, budget), proven(evidence, n, budget, beta)
             certified = None if sure is None else sure / n
             # One evaluation gave the figures of all budgets: its time stands once.
             seconds = round(sum(evaluation.seconds), 3) if budget == most else None
-            share = Share(standing := n - sum(counts.values()), n)
+            share = Share.of(stands)
             found.append(_measurement(row, share, decided=counts, flags=flags, certified=certified, seconds=seconds))
-            over_right.append(_over_right(row, standing, n - counts[CLEAN]))
+            over_right.append(_over_right(row, int(stands.sum()), n - counts[CLEAN]))
     return found + (over_right if task.right else []), boxes

@@ -22,7 +22,7 @@ from ..common import Progress, Step, device_of, digest, silent
 from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Measurement, Results, Row
-from ..threat import L0Ball
+from ..threat import L0Ball, channels_last
 from . import verdicts
 from .gallery import write_gallery
 from .measuring import Subject, measure
@@ -182,6 +182,8 @@ class _RecipeRun:
             # What is counted is counted in float32, as certificates are; attacks may query in TF32.
             with dense_products(tf32=False):
                 rows, found = measure(task, subject, known)
+            of_first = {n: digest(x[:n], y[:n]) for n in {row.n for row in rows if row.verdicts}}
+            rows = [replace(row, rows_sha256=of_first[row.n]) if row.verdicts else row for row in rows]
             self._team.once(partial(verdicts.save, path, made_from, found))
             for one, other in product(found, known):
                 one.check(other)
@@ -244,9 +246,13 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
     """Raises ValueError if the data does not fit the recipe, or has too few rows for all ranks."""
     for one in recipe.everyone():
         with named(one.name):
-            network = build(_fitted(one, data), seed=None if one.objective is None else 0)
-            if one.weights is not None or "python" in one.model:
-                _check_answer(_built(one, data, 0).eval(), data)
+            try:
+                network = build(_fitted(one, data), seed=None if one.objective is None else 0)
+                if one.weights is not None or "python" in one.model:
+                    _check_answer(_built(one, data, 0).eval(), data)
+            except RuntimeError as error:
+                why = channels_last(data.test[0][:1].shape) or str(error).splitlines()[0]
+                raise ValueError(f"model must take rows as the data has them, {why}") from error
             if one.objective is not None:
                 one.objective.check(network, *(part[:1] for part in data.train))
     for task in recipe.tasks:

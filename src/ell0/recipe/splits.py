@@ -52,7 +52,7 @@ def read_splits(source: DataSource, root: Path | str | None) -> Splits:
     if source.file is None:
         train, test = (data.load(source.name or "", split, root) for split in ("train+validation", "test"))
     else:
-        train, test = (data.read_npz(source.file, f"x_{split}", f"y_{split}") for split in ("train", "test"))
+        train, test = (data.read_npz(source.file, split) for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:
             shapes = f"{tuple(train[0].shape)} and {tuple(test[0].shape)}"
             raise ValueError(f"{source.file} must have rows of one shape in x_train and x_test, got {shapes}")

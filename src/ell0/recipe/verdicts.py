@@ -52,8 +52,11 @@ class Verdicts:
             )
 
 
-def decided(evidence: Sequence[Verdicts], n: int, budget: int) -> dict[str, int]:
-    """How many of the first n rows each attack broke within the budget; a row counts for its nearest error."""
+def decided(evidence: Sequence[Verdicts], n: int, budget: int) -> tuple[dict[str, int], Tensor]:
+    """How many of the first n rows each attack broke within the budget, and ``(n,)`` bool, which of them stand.
+
+    A row counts for its nearest error.
+    """
     nearest, by = torch.full((n,), torch.iinfo(torch.int64).max), torch.full((n,), -1)
     indices: dict[str, int] = {}
     for one in evidence:
@@ -64,7 +67,7 @@ def decided(evidence: Sequence[Verdicts], n: int, budget: int) -> dict[str, int]
         nearer = ((verdict >= 0) & (distance < nearest[: len(distance)])).nonzero().squeeze(1)
         nearest[nearer], by[nearer] = distance[nearer], own[verdict[nearer]]
     counts = torch.bincount(by[nearest <= budget], minlength=len(indices)).tolist()
-    return dict(zip(indices, counts, strict=True))
+    return dict(zip(indices, counts, strict=True)), nearest > budget
 
 
 def proven(evidence: Sequence[Verdicts], n: int, budget: int, beta: float) -> int | None:

@@ -11,7 +11,7 @@ from statistics import mean
 
 from ..results import WORST_CASE, Measurement, Results
 from .charts import Axis, Chart, ChartPoint, Series
-from .formatting import figure_words, number
+from .formatting import figure_words, number, several
 from .run_files import Run
 from .sections import Section, View, view_of
 from .selection import Rows, attack_of, grouped, least_of, who
@@ -109,7 +109,7 @@ def _along(rows: Rows, key: str, words: str, units: str) -> Iterator[Chart]:
                 name: sorted(points, key=lambda point: point.x) for name, points in lines.items() if len(points) > 1
             }
             if whole and budget:
-                title = f"{number(budget)} {units[:-1] if budget == 1 else units} changed"
+                title = f"{several(budget, units)} changed"
                 series = [Series(name, style, points) for style, (name, points) in enumerate(whole.items())]
                 yield Chart(
                     title, kind, Axis(words, "values"), Axis("share of rows", ends=(0.0, 100.0), unit=" %"), series

@@ -87,6 +87,11 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def several(count: Any, units: str) -> str:
+    """``1 pixel``, ``3 pixels``.  units: the word for several."""
+    return f"{number(count)} {units.replace('ies', 'ys')[:-1] if count == 1 else units}"
+
+
 def duration(seconds: Any) -> str:
     if not finite(seconds):
         return NONE

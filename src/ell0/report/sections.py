@@ -8,7 +8,7 @@ from typing import Any
 
 from ..results import CLEAN, WORST_CASE, Measurement, Results, Share
 from .charts import Axis, Chart, ChartPoint, Series
-from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, span
+from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, several, span
 from .run_files import Exhibit, LogLine, Run
 from .selection import (
     Rows,
@@ -189,7 +189,7 @@ def _curves(clean: Rows, worst: Rows, single: Rows, styles: dict[str, int], unit
         some = [row for row in rows if spent_on(row) == spent_on(most)]
         panels.append(("One attack over the budget", f"{group}, {effort_of(most)}", "budget", some))
     for (budget, group), rows in grouped(single, lambda row: (row.get("budget") or 0, attack_words(row))):
-        title = f"Over the queries, {number(budget)} {units[:-1] if budget == 1 else units} changed"
+        title = f"Over the queries, {several(budget, units)} changed"
         panels.append((title, group, "queries", rows))
     for title, note, along, rows in panels:
         rows = [row for row in rows if row.get(along)]
@@ -225,7 +225,7 @@ def _lines(rows: Rows, along: str, styles: dict[str, int], words: str) -> list[S
 def _share_point(row: Measurement, along: str, words: str) -> ChartPoint:
     """A share with its interval, over an entry of its identity."""
     low, high = (None if end is None or not finite(end) else 100 * end for end in (row.low, row.high))
-    return ChartPoint(row[along], 100 * row.value, low, high, f"{number(row[along])} {words} {figure_words(row)}")
+    return ChartPoint(row[along], 100 * row.value, low, high, f"{several(row[along], words)} {figure_words(row)}")
 
 
 def certified_section(
@@ -355,8 +355,8 @@ def _medians(rows: Rows, units: str, items: str) -> Section:
         runs = None if repeats is None else "one run" if repeats == 1 else f"the nearest of {number(repeats)} runs"
         rule = f"rule {row['rule']}" if "rule" in row else None
         attack = ", ".join(filter(None, [str(row.get("attack", NONE)), rule, runs]))
-        counted = _COUNTED.get(row.get("count", ""), f"{row.get('unit', units[:-1])}s changed")
-        lines.append((who(row), attack, within(row) or NONE, counted, Cell.plain(row), number(row.n)))
+        what = _COUNTED.get(row.get("count", ""), f"{row.get('unit', units[:-1])}s changed")
+        lines.append((who(row), attack, within(row) or NONE, what, Cell.plain(row), number(row.n)))
     table = PageTable(("classifier", "attack", "values", "counted", "median distance", "n"), tuple(lines))
     changed = f"Median number of changes that the attack made, over the test {items}, with 95 % interval"
     return Section("Median distance", table=table, caption=f"{changed}; a stronger attack may need fewer")

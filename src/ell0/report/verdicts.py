@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ..results import WORST_CASE, Measurement
-from .formatting import GAP, ends, figure_words, number, paper_share, percent, span, tenths
+from .formatting import GAP, ends, figure_words, number, paper_share, percent, several, span, tenths
 from .selection import (
     Rows,
     attack_of,
@@ -52,10 +52,10 @@ def verdict_of(clean: Rows, certified: Rows, worst: Rows, single: Rows, units: s
         kind, chosen = "Worst case", _at_one_budget(least_of(_fairly(worst)))
         note = f"Every attack and value set counts: a test {items[:-1]} is lost as soon as one of them breaks it."
     elif single:
-        chosen, several = _at_one_budget(least_of(_fairly(single))), len({attack_of(row) for row in single}) > 1
-        kind = f"{'Single attacks' if several else 'One attack'}, no worst case"
+        chosen, many = _at_one_budget(least_of(_fairly(single))), len({attack_of(row) for row in single}) > 1
+        kind = f"{'Single attacks' if many else 'One attack'}, no worst case"
         found = min(_alike(single, chosen[0]), key=lambda row: row.value)
-        alone = f"{attack_of(found)} alone ({_setting(found)}){', the strongest of several' if several else ''}"
+        alone = f"{attack_of(found)} alone ({_setting(found)}){', the strongest of several' if many else ''}"
         note = f"This is {alone}, so an upper bound: the worst case of all attacks was not measured."
     elif certified:
         kind, keeps, chosen = "Proven", "is proven to keep", _at_one_budget(certified)[:1]
@@ -103,8 +103,11 @@ def _fairly(rows: Rows) -> Rows:
 
 
 def _at_one_budget(rows: Rows) -> Rows:
-    """Rows at one budget, best first: the largest that most classifiers share where one keeps half, else the least."""
-    budgets = dict(grouped(rows, lambda row: row.get("budget") or 0))
+    """Rows at one budget, best first: the largest that most classifiers share where one keeps half, else the least.
+
+    Not the budget 0, if there are others.
+    """
+    budgets = dict(grouped([row for row in rows if row.get("budget")] or rows, lambda row: row.get("budget") or 0))
     most = max(map(len, budgets.values()))
     shared = sorted(budget for budget, group in budgets.items() if len(group) == most)
     held = [budget for budget in shared if max(row.value for row in budgets[budget]) >= 0.5]
@@ -118,10 +121,14 @@ def _headline(chosen: Rows, units: str, items: str, keeps: str) -> Markup:
         rivals = [row for row in others if (row.get("k") == 0) != (best.get("k") == 0)] or others
         others = rivals[:1] + ([min(rivals[1:], key=lambda row: row.value)] if rivals[1:] else [])
     budget, box = best.get("budget"), within(best)
-    changes = f"1 {units[:-1]} is" if budget == 1 else f"{number(budget)} {units} are"
-    sentence = Markup("{} {} <strong>{}</strong> of {} test {} right when {} set to any value{}").format(
-        who(best), keeps, figure_words(best), number(best.n), items, changes, f" {box}" if box else ""
-    )
+    verb, value = "is" if budget == 1 else "are", f"any value {box}" if box else "any value"
+    seeds = best.beside.get("seeds")  # a mean, whose spread is no interval
+    share = percent(best.value) if seeds else figure_words(best)
+    words = Markup("{} {} <strong>{}</strong> of {} test {} right")
+    sentence = words.format(who(best), keeps, share, number(best.n), items)
+    sentence += f" when {several(budget, units)} {verb} set to {value}" if budget else ""
+    if seeds:
+        sentence += f", on average over {seeds} seeds (from {percent(best.low)} to {percent(best.high)})"
     if best.certified is not None:
         sentence += Markup(", and <strong>{}</strong> is proven").format(percent(best.certified))
     rest = [Markup("{} keeps <strong>{}</strong>").format(who(row), percent(row.value)) for row in others]

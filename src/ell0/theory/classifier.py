@@ -48,7 +48,10 @@ def certified_scorer(budget: int) -> Callable[[Any, Any, Any], float]:
     return partial(_certified_share, budget=check_count("budget", budget, 0))
 
 
-def _certified_share(model: TruncatedLinearClassifier, X: Any, y: Any, *, budget: int) -> float:
+def _certified_share(model: Any, X: Any, y: Any, *, budget: int) -> float:
+    if not isinstance(model, TruncatedLinearClassifier):
+        rule = "estimator must be a TruncatedLinearClassifier itself for certified_scorer: scale X before"
+        raise ValueError(f"{rule}, got {type(model).__name__}")
     return float((model.worst_case_margin(X, y, budget) > 0).mean())
 
 

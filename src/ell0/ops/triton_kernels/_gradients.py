@@ -7,7 +7,7 @@ from ._language import LANES, LARGEST, any_of, kernel, product_of, weight_of
 
 
 @triton.jit
-def _tied_stay(terms, inside, upper, lower, ties, ties2):
+def tied_stay(terms, inside, upper, lower, ties, ties2):
     """Which terms of one pair, by rising index, are tied with a cut and stay."""
     many = 1 << 30
     leave = tl.where(ties == 0, many, ties - 1)
@@ -116,7 +116,7 @@ def _add_tied(
         column = tl.arange(0, WIDTH)
         inside = column < d
         v = tl.load(x + mine * d + column, mask=inside, other=0.0)
-        stays = _tied_stay(
+        stays = tied_stay(
             product_of(tl.load(raw + column, mask=inside, other=0.0), v), inside, tl.load(cuts + mine),
             tl.load(cuts + below + mine), tl.load(ties + mine), tl.load(ties + below + mine),
         )  # fmt: skip
@@ -241,10 +241,10 @@ def input_gradient(
 
 
 @kernel()
-def input_ties(grad, x, weight, cuts, ties, marks, out, samples, rows, d, WIDTH: tl.constexpr):
-    """Adds to `input_gradient` the terms of one sample that are tied with a cut and stay."""
+def input_ties(grad, x, weight, cuts, ties, tied, out, samples, rows, d, WIDTH: tl.constexpr):
+    """Adds to `input_gradient` the terms of one sample that are tied with a cut and stay. tied: as in `masked_ties`."""
     sample = tl.program_id(0)
-    if tl.load(marks + 2 * rows + sample) > 0:
+    if tl.load(tied + sample) > 0:
         column = tl.arange(0, WIDTH)
         inside = column < d
         v = tl.load(x + sample * d + column, mask=inside, other=0.0)
@@ -255,7 +255,7 @@ def input_ties(grad, x, weight, cuts, ties, marks, out, samples, rows, d, WIDTH:
             tie2 = tl.load(ties + rows * samples + at)
             if (tie != 0) | (tie2 != 0):
                 w = tl.load(weight + row * d + column, mask=inside, other=0.0)
-                stays = _tied_stay(
+                stays = tied_stay(
                     product_of(w, v), inside, tl.load(cuts + at), tl.load(cuts + rows * samples + at), tie, tie2
                 )
                 extra += tl.where(stays, tl.load(grad + at) * w, 0.0)
