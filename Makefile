@@ -52,7 +52,7 @@ test-peers:  ## the adapters on the libraries themselves, at the versions of pee
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest hypothesis
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r peers.txt
-	ELL0_PEERS=1 $(PEERS)/bin/python -m pytest tests/test_adapters.py
+	ELL0_PEERS=1 $(PEERS)/bin/python -m pytest tests/test_adapters.py tests/test_pointwise.py
 
 bench: setup  ## times of the truncated layer on this machine
 	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
