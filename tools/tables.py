@@ -148,6 +148,12 @@ def measured(files: Iterable[Results]) -> str:
     return "measured " + "; ".join(f"on {device} by {'; '.join(commands)}" for device, commands in places.items()) + "."
 
 
+def unclean(files: Files) -> MarkdownTable:
+    """The results that name no clean commit, and what each cost."""
+    lines = [[f"`{name}`", f"{files[name].seconds:.0f} s"] for name in UNCLEAN]
+    return MarkdownTable(["results", "time"], lines)
+
+
 def digits(files: Files) -> MarkdownTable:
     """The default recipe: what is proven, and what stands under all attacks."""
     results, budgets = files["digits"], (1, 2, 3)
@@ -737,6 +743,7 @@ DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, "the 
 DETECTORS |= {f"`{OURS}`": OURS}
 
 TABLES: dict[str, Make] = {
+    "unclean": unclean,
     "digits": digits,
     "attacks": attacks,
     "attacks-reference": attacks_reference,
