@@ -540,7 +540,7 @@ def beside(head: str, numbers: Sequence[Printed], columns: dict[str, Entries] | 
 
 
 def of_the_right(files: Files, names: Sequence[str], asked: Entries) -> Measurement | None:
-    """A robust accuracy among the rows that are right without an attack; None if both shares are not of the same rows."""
+    """A robust accuracy among the rows right without an attack; None unless both shares are of the same rows."""
     robust = files.seek(*names, **{**asked, "over": None})
     clean = files.seek(*names, what="clean_accuracy", classifier=asked["classifier"])
     if robust is None or clean is None or robust.n != clean.n or not robust.n:
