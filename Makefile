@@ -57,7 +57,7 @@ test-gpu:  ## the Triton kernels and training on a GPU; needs torch and Triton a
 	PYTHONPATH=src $(PYTHON) tests/gpu_train_checks.py
 
 test-peers: $(PEERS)/.peers  ## the adapters on the libraries themselves, at the versions of peers.lock; not part of CI
-	ELL0_PEERS=1 $(PEERS)/bin/python -m pytest tests/test_adapters.py
+	ELL0_PEERS=1 $(PEERS)/bin/python -m pytest tests/test_adapters.py tests/test_pointwise.py
 
 bench: setup  ## times of the truncated layer on this machine
 	$(BIN)/python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from . import files
 
+__all__ = ["CLEAN", "SCHEMA", "WORST_CASE", "Figure", "Measurement", "Results", "Share", "median"]
+
 SCHEMA = 2
 """The version of the layout of a results file; other versions are refused."""
 _SEAL = b'{\n "sha256": "'  # what a file begins with; the SHA-256 of the rest follows
