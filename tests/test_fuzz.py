@@ -278,7 +278,12 @@ train_rows = 32
 [[classifier]]
 name = "F(1)"
 model = { name = "mlp", k = 1, hidden = [4] }
-training = { epochs = 2, batch = 16, rates = [0.05], refresh = 1, attack = { name = "sparse_rs", budget = 1, queries = 2 } }
+[classifier.training]
+epochs = 2
+batch = 16
+rates = [0.05]
+refresh = 1
+attack = { name = "sparse_rs", budget = 1, queries = 2 }
 [[measure]]
 what = "clean_accuracy"
 [[measure]]
