@@ -263,19 +263,13 @@ file = "tiny.npz"
 train_rows = 32
 [[classifier]]
 name = "F(1)"
-[classifier.model]
-name = "mlp"
-k = 1
-hidden = [4]
+model = { name = "mlp", k = 1, hidden = [4] }
 [classifier.training]
 epochs = 2
 batch = 16
 rates = [0.05]
 refresh = 1
-[classifier.training.attack]
-name = "sparse_rs"
-budget = 1
-queries = 2
+attack = { name = "sparse_rs", budget = 1, queries = 2 }
 [[measure]]
 what = "clean_accuracy"
 [[measure]]
