@@ -123,7 +123,8 @@ def _threat(row: Measurement) -> str:
         return f"{row['budget']} {units} added to malware" if "budget" in row else f"{units} added to malware"
     changed = f"{row['budget']:,} {units}" if "budget" in row else units
     beta = row.get("beta")
-    box = f"within {beta:g} times the range" if beta else "values: see the source" if quoted else "any value"
+    times = "" if beta in (None, 1) else f"{beta:g} times "
+    box = f"within {times}the range" if beta else "values: see the source" if quoted else "any value"
     return f"{changed}, {box}" + (", of normalised images" if row.get("box") == "normalised" else "")
 
 

@@ -21,12 +21,12 @@ import recipe_keys
 import theory_curves
 
 import ell0
-from ell0 import parallel, results, synthesis
+from ell0 import parallel, synthesis
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ROOMS = {name: room for name in ell0.__all__ if isinstance(room := getattr(ell0, name), ModuleType)}
-ROOMS |= {"parallel": parallel, "results": results, "synthesis": synthesis}
+ROOMS |= {"parallel": parallel, "synthesis": synthesis}
 NAMES, LINE = r"\w+(?:, \w+)*", "\n"
 PARTS: dict[str, Callable[[], str]] = {
     "curves": theory_curves.figure,
@@ -51,16 +51,10 @@ def relinked(text: str, depth: int = 0) -> str:
     return text
 
 
-def public(module: ModuleType) -> list[str]:
-    """The names of ``__all__``, or else what the module defines."""
-    own = (name for name, thing in vars(module).items() if getattr(thing, "__module__", None) == module.__name__)
-    return getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
-
-
 def api() -> dict[str, str]:
-    """The API reference: a page for ell0 and one for each room, with every public name."""
+    """The API reference: a page for ell0 and one for each room, with every name of its ``__all__``."""
     rooms = {"ell0": ell0, **{f"ell0.{name}": room for name, room in ROOMS.items()}}
-    links = {room: {name: f"{room}.md#{room}.{name}" for name in public(module)} for room, module in rooms.items()}
+    links = {room: {name: f"{room}.md#{room}.{name}" for name in module.__all__} for room, module in rooms.items()}
     times = Counter(name for room in links.values() for name in room)
     clear = {name: place for room in links.values() for name, place in room.items() if times[name] == 1}
     found = {}
