@@ -73,7 +73,9 @@ def of_results(results: Results) -> Iterator[Line]:
         yield _with(replace(line, clean=_percent(clean.value if clean else None)), row)
         if row.paper is not None:
             paper = replace(line, whose_figure=PAPER, n=_count(row.paper_n), cost="")
-            paper = replace(paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean.paper if clean else None))
+            paper = replace(
+                paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean.paper if clean else None)
+            )
             yield _with(paper, Measurement.of(row.what, row.paper, **row.identity))
 
 
