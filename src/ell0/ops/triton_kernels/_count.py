@@ -297,15 +297,15 @@ def _ranked(terms, many, rank, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: 
     for r in tl.static_range(16):
         half = half + (tl.where(late, tl.minimum(v[r], b[r]), tl.maximum(v[r], b[r])),)
     v = merged(half, MERGE, PLACES, True)
-    rank = tl.where(late, rank - 16, rank)
+    within = tl.where(late, rank - 16, rank)
     cut = v[0]
     for r in tl.static_range(1, 16):
-        cut = tl.where(rank > r, v[r], cut)
+        cut = tl.where(within > r, v[r], cut)
     longer = many > 32
     if any_of(longer):
         key = tl.full((LANES,), -(1 << 31), tl.int32)
         for bit in range(0, 32):
-            higher = key ^ (1 << (31 - bit))
+            higher = key ^ ((rank * 0 + 1) << (31 - bit))
             reached = many * 0
             for place in range(0, tl.max(many, 0)):
                 reached += ((place < many) & (keys_of(_listed(terms, place, many)) >= higher)).to(tl.int32)
