@@ -171,11 +171,11 @@ def check_tiles() -> None:
         with mock.patch.object(gpu, "FASTER", NEWER), minus:
             compare(x, weight, bias, counts)
     # After one pass so many terms lie in the bands that they are not sorted.
-    inputs = tuple(t.to(DEVICE) for t in few_stay(1, 1, 80, Generator().manual_seed(0)))
+    x, weight, bias = (t.to(DEVICE) for t in few_stay(1, 1, 80, Generator().manual_seed(0)))
     with mock.patch.multiple(gpu, FASTER=NEWER, PASSES=1, FAR=0):
-        out = gpu.forward(*inputs, gpu.prepare(inputs[1]), ((26, 25),), False)[0][0]
-    side = {"top": 26, "bottom": 25}
-    close("value", out, reference.trimmed_linear(*inputs, **side), reference.scale(*inputs, **side))
+        out = gpu.forward(x, weight, bias, gpu.prepare(weight), ((26, 25),), False)[0][0]
+    want = reference.trimmed_linear(x, weight, bias, top=26, bottom=25)
+    close("value", out, want, reference.scale(x, weight, bias, top=26, bottom=25))
 
 
 def check_pairs() -> None:
