@@ -39,6 +39,7 @@ KNOWS = {"gradient": ("all", "sparse_pgd"), "decision": ("pointwise", "Pointwise
 SCRIPTS = {
     "ell0, all its attacks": OURS.format(attacks=""),
     **{f"ell0, {name}": OURS.format(attacks=f', ["{name}"]') for name in ("sparse_pgd", "pointwise", "sparse_rs")},
+    "ell0, sparse_rs, 200 queries": OURS.format(attacks=', ell0.evaluation.cascade(["sparse_rs"], queries=200)'),
     "foolbox, PointwiseAttack": f"""
 import foolbox
 import torch
