@@ -4,7 +4,7 @@
 
 Each script is what a user of the tool writes, given ``model``, ``images`` in [0, 1] and ``labels``, for a share whose
 points have been checked: changed pixels, range and answers. Settings are the tool's defaults unless the name says
-otherwise. Tools that are not installed are left out; see peers.txt.
+otherwise. Tools that are not installed are left out; see peers.lock.
 """
 
 from __future__ import annotations

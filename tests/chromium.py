@@ -90,6 +90,12 @@ class Tab:
     def call(self, method: str, **given: Any) -> dict[str, Any]:
         return _browser().call(method, self._session, **given)
 
+    def go(self, page: Path) -> None:
+        """Opens another page; what was before is forgotten."""
+        _browser().events.clear()
+        self.call("Page.navigate", url=page.as_uri())
+        _browser().wait("Page.loadEventFired")
+
     def run(self, script: str) -> Any:
         """The value of an expression, which may be a promise."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -122,9 +128,10 @@ class Tab:
 
 @contextmanager
 def opened(page: Path, *, width: int, dark: bool = False, paper: bool = False) -> Iterator[Tab]:
-    """A page in a window of this width. paper: as printed."""
+    """A page in a window of this width, in a profile of its own. paper: as printed."""
     browser = _browser()
-    target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+    profile = browser.call("Target.createBrowserContext")["browserContextId"]
+    target = browser.call("Target.createTarget", url="about:blank", browserContextId=profile)["targetId"]
     tab = Tab(browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
     try:
         for room in ("Page", "Runtime", "Log", "Network"):
@@ -132,12 +139,10 @@ def opened(page: Path, *, width: int, dark: bool = False, paper: bool = False) -
         tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
-        browser.events.clear()
-        tab.call("Page.navigate", url=page.as_uri())
-        browser.wait("Page.loadEventFired")
+        tab.go(page)
         yield tab
     finally:
-        browser.call("Target.closeTarget", targetId=target)
+        browser.call("Target.disposeBrowserContext", browserContextId=profile)
 
 
 def look(page: Path, script: str, *, width: int, dark: bool = False, paper: bool = False) -> tuple[Any, list[str]]:

@@ -25,7 +25,7 @@ from ell0 import data, files, recipe, report, train
 from ell0.data import SETS, sources
 from ell0.recipe import verdicts
 from ell0.report import run_files
-from ell0.results import Results, Row
+from ell0.results import Results, Row, Share
 from ell0.theory import read_programs
 from report_runs import gallery, log, write_gallery
 from small_training import network
@@ -142,7 +142,14 @@ def results(folder: Path, sealed: bool = True) -> Reader:
     found = Results("a", "ell0 run a", commit="0", device="none", versions={"torch": "2"}, seeds=[0])
     more: Row = {"classifier": "F(0)", "k": 0, "budget": 2, "beta": 1.0, "queries": 9, "unit": "feature", "n": 20}
     found.add(
-        0.5, what="robust_accuracy", attack="worst case", **more, low=0.3, high=0.7, decided={"clean": 2}, flags=["b"]
+        Share.of(torch.arange(20) < 10),
+        what="robust_accuracy",
+        attack="worst case",
+        **more,
+        low=0.3,
+        high=0.7,
+        decided={"clean": 2},
+        flags=["b"],
     )
     found.add(
         0.9, what="clean_accuracy", classifier="F(0)", n=20, low=0.8, high=1.0, paper=0.9, paper_n=10, seconds=1.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from html import escape
 from pathlib import Path
 
@@ -17,55 +17,27 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE, RIVAL, PAPER, QUOTED = "measured here", "rival, measured here", "the paper", "quoted"
 RIVALS = ("ablation", "partition", "abs")
 """Models of recipes that are methods of others."""
-HEAD = (
-    "data",
-    "model",
-    "whose figure",
-    "threat model",
-    "clean",
-    "attacked",
-    "by",
-    "proven",
-    "n",
-    "cost",
-    "command or source",
-)
 SHARES = ("robust_accuracy", "certified_accuracy", "evasion")
 COUNTS = {"median_distance": "median distance", "certified_radius": "median radius", "median_radius": "median radius"}
+
+AUTHORS = "Beliaev et al. 2022"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table. attacked, proven: a share in [0, 1], or a median count of changes."""
+    """One line of the table, a cell each. attacked, proven: a share of rows, or a median count of changes."""
 
     data: str
     model: str
-    whose: str
-    threat: str
-    source: str
-    clean: float | None = None
+    whose_figure: str
+    threat_model: str
+    clean: str = ""
     attacked: str = ""
     by: str = ""
     proven: str = ""
-    n: int | None = None
+    n: str = ""
     cost: str = ""
-
-    def cells(self) -> tuple[str, ...]:
-        clean = "" if self.clean is None else f"{self.clean:.1%}"
-        n = f"{self.n:,}" if self.n else ""
-        words = (
-            self.data,
-            self.model,
-            self.whose,
-            self.threat,
-            clean,
-            self.attacked,
-            self.by,
-            self.proven,
-            n,
-            self.cost,
-        )
-        return (*words, self.source)
+    command_or_source: str = ""
 
 
 def lines() -> list[Line]:
@@ -76,9 +48,9 @@ def lines() -> list[Line]:
     for name in recipe.names():
         one = recipe.load(name)
         for figure in one.quoted:
-            row, data = Measurement.of(**figure), one.data.name or ""
-            line = Line(data, row["classifier"], QUOTED, _threat(row), figure["source"], n=figure.get("n"))
-            found.append(_with(line, row))
+            row = Measurement.of(**figure)
+            line = Line(one.data.name or "", row["classifier"], QUOTED, _threat(row), n=_count(row.n))
+            found.append(_with(replace(line, command_or_source=figure["source"]), row))
     return list(dict.fromkeys(found))
 
 
@@ -92,43 +64,49 @@ def of_results(results: Results) -> Iterator[Line]:
         data = row.get("data") or (known.data.name if known else None) or results.name.partition("-")[2]
         name, source = row["classifier"], row.get("source")
         its = [each for each in results.select(classifier=name) if each.get("source") == source]
-        same = [each for each in its if each.what == "clean_accuracy" and "split" not in each]
+        clean = next((each for each in its if each.what == "clean_accuracy" and "split" not in each), None)
         trained = [each for each in its if each.what == "training_seconds"]
         cost = [f"{_time(trained[0].value)} on {results.device}"] if trained else []
         if "forwards" in row.beside:
             cost.append(f"{row.beside['forwards']:,} passes")
         whose = QUOTED if source else RIVAL if models.get(name) in RIVALS else HERE
-        line = Line(data, name, whose, _threat(row), source or f"`{results.command}`", n=row.n, cost=", ".join(cost))
-        yield _with(replace(line, clean=same[0].value if same else None), row)
+        line = Line(data, name, whose, _threat(row), n=_count(row.n), cost=", ".join(cost))
+        line = replace(line, command_or_source=source or f"`{results.command}`")
+        yield _with(replace(line, clean=_percent(clean.value if clean else None)), row)
         if row.paper is not None:
-            theirs = Measurement.of(row.what, row.paper, **row.identity)
-            by_paper = replace(line, whose=PAPER, source="Beliaev et al. 2022", n=row.paper_n, cost="")
-            by_paper = replace(by_paper, clean=same[0].paper if same else None)
-            yield _with(by_paper, theirs)
+            paper = replace(line, whose_figure=PAPER, n=_count(row.paper_n), cost="")
+            paper = replace(paper, clean=_percent(clean.paper if clean else None), command_or_source=AUTHORS)
+            yield _with(paper, Measurement.of(row.what, row.paper, **row.identity))
 
 
 def _with(line: Line, row: Measurement) -> Line:
     """The line with its figure: a share of rows, or a median number of changes."""
     if row.what in COUNTS:
         text = f"{COUNTS[row.what]} {row.value:g}{_interval(row, '{:g}')}"
-        return (
-            replace(line, attacked=text, by=_by(row)) if row.what == "median_distance" else replace(line, proven=text)
-        )
+        found = {"attacked": text, "by": _by(row)} if row.what == "median_distance" else {"proven": text}
+        return replace(line, **found)
     if row.what == "evasion":  # exact: what the best attacker leaves is proven
         kept = Measurement.of("kept", 1 - row.value, low=1 - row["high"], high=1 - row["low"])
         return replace(line, attacked=_share(kept), proven=_share(kept), by="the exact worst case")
     if row.what == "certified_accuracy":
         return replace(line, proven=_share(row))
-    proven = "" if row.certified is None else f"{row.certified:.1%}"
-    return replace(line, attacked=_share(row), by=_by(row), proven=proven)
+    return replace(line, attacked=_share(row), by=_by(row), proven=_percent(row.certified))
 
 
 def _share(row: Measurement) -> str:
-    return f"{row.value:.1%}{_interval(row, '{:.1%}')}".replace("%-", "-")
+    return f"{row.value:.1%}{_interval(row, '{:.1%}')}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _count(n: int | None) -> str:
+    return f"{n:,}" if n else ""
 
 
 def _interval(row: Measurement, form: str) -> str:
-    return "" if row.low is None or row.high is None else f" ({form.format(row.low)}-{form.format(row.high)})"
+    return "" if row.low is None or row.high is None else f" ({form.format(row.low)} to {form.format(row.high)})"
 
 
 def _by(row: Measurement) -> str:
@@ -145,7 +123,8 @@ def _threat(row: Measurement) -> str:
         return f"{row['budget']} {units} added to malware" if "budget" in row else f"{units} added to malware"
     changed = f"{row['budget']:,} {units}" if "budget" in row else units
     beta = row.get("beta")
-    box = f"within {beta:g} times the range" if beta else "values: see the source" if quoted else "any value"
+    times = "" if beta in (None, 1) else f"{beta:g} times "
+    box = f"within {times}the range" if beta else "values: see the source" if quoted else "any value"
     return f"{changed}, {box}" + (", of normalised images" if row.get("box") == "normalised" else "")
 
 
@@ -155,9 +134,10 @@ def _time(seconds: float) -> str:
 
 def table() -> str:
     """The table as HTML, which site/sort.js sorts and filters."""
-    head = "".join(f"<th><button type=button>{escape(word)}</button></th>" for word in HEAD)
-    cells = ([re.sub("`(.*?)`", r"<code>\1</code>", escape(cell)) for cell in line.cells()] for line in lines())
+    words = (each.name.replace("_", " ") for each in fields(Line))
+    head = "".join(f"<th><button type=button>{word}</button></th>" for word in words)
+    cells = ([re.sub("`(.*?)`", r"<code>\1</code>", escape(cell)) for cell in astuple(line)] for line in lines())
     body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
     box = '<label>Only lines with <input type="search" id="field-filter"></label> <output id="field-count"></output>'
-    whole = f'<table id="field">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    whole = f'<table id="field" class="lines">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
     return f'<p>{box}</p>\n<div class="field">{whole}</div>\n'

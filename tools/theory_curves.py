@@ -44,7 +44,7 @@ def figure(results: Results | None = None) -> str:
         f'<output data-for="{name}"></output></label>\n'
         for name, (start, most) in starts.items()
     )
-    drawing = '<svg viewBox="0 0 600 305" role="img" aria-label="Robust error over the number of changed inputs"></svg>'
+    drawing = '<svg viewBox="0 0 600 315" role="img" aria-label="Robust error over the number of changed inputs"></svg>'
     table = "<table><thead><tr><th>classifier</th><th>robust error</th></tr></thead><tbody></tbody></table>"
     source = f"<p>Measured on {results.device} by <code>{results.command}</code>, commit {results.commit}.</p>"
     text = json.dumps(data, separators=(",", ":"))

@@ -35,8 +35,8 @@ if (data) {
       make(svg, "line", {x1: 45, x2: 585, y1: y(level), y2: y(level), class: "grid"});
       make(svg, "text", {x: 40, y: y(level) + 4, "text-anchor": "end"}, `${100 * level} %`);
     }
-    one.m.forEach((value, i) => make(svg, "text", {x: x(i), y: 283, "text-anchor": "middle"}, value));
-    make(svg, "text", {x: 315, y: 300, "text-anchor": "middle"}, "changed inputs m");
+    one.m.forEach((value, i) => make(svg, "text", {x: x(i), y: 285, "text-anchor": "middle"}, value));
+    make(svg, "text", {x: 315, y: 309, "text-anchor": "middle"}, "changed inputs m");
     make(svg, "line", {x1: x(m), x2: x(m), y1: y(0), y2: y(1), class: "at"});
     make(svg, "line", {x1: 45, x2: 585, y1: y(one.bayes), y2: y(one.bayes), class: "quiet"});
     for (const [name, , values] of curves) {
