@@ -90,6 +90,12 @@ class Tab:
     def call(self, method: str, **given: Any) -> dict[str, Any]:
         return _browser().call(method, self._session, **given)
 
+    def go(self, page: Path) -> None:
+        """Opens another page; what was before is forgotten."""
+        _browser().events.clear()
+        self.call("Page.navigate", url=page.as_uri())
+        _browser().wait("Page.loadEventFired")
+
     def run(self, script: str) -> Any:
         """The value of an expression, which may be a promise."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -133,9 +139,7 @@ def opened(page: Path, *, width: int, dark: bool = False, paper: bool = False) -
         tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
-        browser.events.clear()
-        tab.call("Page.navigate", url=page.as_uri())
-        browser.wait("Page.loadEventFired")
+        tab.go(page)
         yield tab
     finally:
         browser.call("Target.disposeBrowserContext", browserContextId=profile)

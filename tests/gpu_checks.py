@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -98,7 +99,12 @@ KINDS = (ordinary, images, zeros, integers, attacked, huge, undefined, few_stay,
 # n, rows, d, top, bottom: short rows, orders that do not end on a step, one side, many terms
 SHAPES = ((3, 2, 20, 5, 4), (33, 1, 50, 10, 10), (3, 2, 44, 0, 4), (3, 2, 60, 17, 16))
 LONG = (3, 1, 140, 45, 45)
-SLOW = (zeros, integers, huge, undefined, few_stay, one_sided)  # in Triton's interpreter, where they get less
+# Samples of each kind, d, top, bottom, and the weights: what Triton's interpreter has time for.
+MIXED = (
+    (4, 20, 5, 4, (ordinary, integers)), (5, 50, 10, 10, (few_stay, one_sided)), (4, 44, 0, 4, (integers, one_sided)),
+    (4, 60, 17, 16, (ordinary, few_stay)), (4, 140, 45, 45, (integers,)),
+)  # fmt: skip
+FINITE = tuple(make for make in KINDS if make not in (huge, undefined))
 
 
 def close(name: str, got: Tensor, want: Tensor, scale: Tensor) -> None:
@@ -142,16 +148,27 @@ def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Counts) -> N
 
 
 def check_kind(make: Callable[..., Inputs]) -> None:
-    slow = INTERPRETED and make in SLOW
-    shapes = SHAPES if slow else (*SHAPES, LONG)
-    for seed, (n, rows, d, top, bottom) in enumerate(shapes):
-        # In Triton's interpreter `check_tiles` does the newer paths, all kinds at once.
-        for faster in (gpu.FASTER,) if INTERPRETED else (frozenset(), NEWER):
-            with mock.patch.object(gpu, "FASTER", faster):
-                compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
+    for (seed, (n, rows, d, top, bottom)), faster in product(enumerate((*SHAPES, LONG)), (frozenset(), NEWER)):
+        with mock.patch.object(gpu, "FASTER", faster):
+            compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
-        compare(*make(5 if slow else 33, 2, 40, Generator().manual_seed(9)), ((4, 4),))
+        compare(*make(33, 2, 40, Generator().manual_seed(9)), ((4, 4),))
+
+
+def check_mixed() -> None:
+    """Samples of all kinds in one tile, apart from those that are not finite, by weights of several kinds."""
+    g = Generator().manual_seed(0)
+    for n, d, top, bottom, weights in (*MIXED, (5, 40, 4, 4, (ordinary, integers))):
+        x = torch.cat([make(n, 1, d, g)[0] for make in FINITE])
+        weight = torch.cat([make(1, 1, d, g)[1] for make in weights])
+        # The last are walked.
+        with mock.patch.object(gpu, "ASKED", 0 if d == 40 else gpu.ASKED):
+            compare(x, weight, torch.randn(len(weight), generator=g), ((top, bottom),))
+    for _, d, top, bottom, _ in (MIXED[0], MIXED[2], MIXED[3]):
+        x, weight, bias = huge(3, 2, d, g)
+        compare(torch.cat([x, undefined(3, 2, d, g)[0], zeros(3, 2, d, g)[0]]), weight, bias, ((top, bottom),))
+    compare(*undefined(3, 2, 20, g), ((5, 4),))
 
 
 def check_tiles() -> None:
@@ -162,9 +179,8 @@ def check_tiles() -> None:
     from triton.language.semantic import TritonSemantic
 
     g = Generator().manual_seed(0)
-    finite = [make for make in KINDS if make not in (huge, undefined)]
     minus = mock.patch.object(TritonSemantic, "minus", lambda semantic, tensor: semantic.sub(0, tensor, True))
-    for kinds, counts in ((finite, ((17, 16), (0, 9))), ((huge, zeros), ((9, 12),))):
+    for kinds, counts in ((FINITE, ((17, 16), (0, 9))), ((huge, zeros), ((9, 12),))):
         x = torch.cat([make(3, 2, 35, g)[0] for make in kinds])
         _, weight, bias = ordinary(2, 2, 35, g)
         weight[1] = weight[1].round()
@@ -374,7 +390,7 @@ def check_attacks() -> None:
 
 
 ANYWHERE: dict[str, Callable[[], None]] = {
-    **{make.__name__: lambda make=make: check_kind(make) for make in KINDS},  # type: ignore[misc]
+    "mixed": check_mixed,
     "tiles": check_tiles,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
@@ -383,6 +399,7 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "empty": check_empty_batches,
 }
 GPU_ONLY: dict[str, Callable[[], None]] = {
+    **{make.__name__: partial(check_kind, make) for make in KINDS},
     "operator": check_operator,
     "graphs": check_cuda_graphs,
     "compile": check_compile,

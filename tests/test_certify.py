@@ -32,7 +32,7 @@ from ell0.common import Step
 from ell0.nn import InputClamp, InputScale, InputTruncation, TruncatedLinear
 
 FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
-networks = settings(max_examples=10_000 if FULL else 500)
+networks = settings(max_examples=10_000 if FULL else 300)
 METHODS: tuple[Method, ...] = ("ibp", "best")
 
 

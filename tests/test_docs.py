@@ -37,11 +37,16 @@ def test_results_of_a_dirty_tree_are_refused(
     assert f"must name a clean commit, got {commit}" in capsys.readouterr().err
 
 
-def test_every_results_file_is_of_a_clean_commit_or_listed() -> None:
+def test_every_results_file_is_of_a_clean_commit_or_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (ROOT / "results").glob("*.json"):
         for row in tables.clean_results(path.stem).rows:
             if row.verdicts is not None:
                 row.row_verdicts()  # raises if they do not fit its value
+    listed = tables.UNCLEAN
+    monkeypatch.setattr(tables, "UNCLEAN", ())
+    for name in listed:
+        with pytest.raises(ValueError, match="must name a clean commit"):
+            tables.clean_results(name)
 
 
 def test_figures_are_those_of_the_results_files() -> None:

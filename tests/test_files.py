@@ -23,6 +23,7 @@ from ell0 import files, recipe, train
 from ell0.data import sources
 from ell0.data.dataset import File
 from ell0.files import FileError
+from ell0.recipe import verdicts
 from ell0.results import Results
 from small_training import Killed, run, same
 
@@ -205,7 +206,7 @@ def test_an_altered_results_file_is_refused(whole: Path, tmp_path: Path) -> None
         Results.load(path)
     for rows in ("[1, 2]", "{}", "[[]]", '[{"what": 3}]', "[" * 9999):
         path.write_text(f'{{"schema": 2, "name": "", "command": "", "rows": {rows}}}')
-        with pytest.raises(FileError, match="is not a results file"):
+        with pytest.raises(FileError, match=r"is not a results file: .*; restore it from a copy"):
             Results.load(path)
 
 
@@ -220,6 +221,25 @@ def test_altered_or_exchanged_verdicts_are_found_again(tiny: Path, out: Path, na
         assert path.read_bytes() == whole
     timeless = [{key: row[key] for key in row if key != "seconds"} for row in Results.load(out / "results.json").rows]
     assert sorted(map(str, timeless)) == sorted(str({k: row[k] for k in row if k != "seconds"}) for row in rows)
+
+
+def test_verdicts_that_do_not_fit_are_found_again(tmp_path: Path) -> None:
+    """Though their SHA-256 does."""
+    path = tmp_path / "a"
+    whole = {"beta": torch.ones(1), "verdict": torch.tensor([[0, -1]]), "distance": torch.tensor([[1, -1]])}
+    for names, wrong in (
+        ('["b"]', {}),
+        ("[" * 99_999, {}),
+        ("[[]]", {}),
+        ('["a"]', {"verdict": torch.tensor([[1, -1]])}),
+        ('["a"]', {"verdict": torch.tensor([[-2, -1]])}),
+        ('["a"]', {"distance": torch.tensor([[1, -1, 2]])}),
+        ('["a"]', {"verdict": torch.tensor([0]), "distance": torch.tensor([1])}),
+        ('["a"]', {"beta": torch.ones(2)}),
+    ):
+        files.write_tensors(path, whole | wrong, {"made_from": "c", "names": names})
+        assert (verdicts.load(path, "c") is None) == (names != '["b"]')
+        assert verdicts.load(path, "d") is None
 
 
 def test_a_checkpoint_whose_sha256_was_taken_out_is_refused(tmp_path: Path) -> None:

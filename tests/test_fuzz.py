@@ -25,7 +25,7 @@ from ell0 import data, files, recipe, report, train
 from ell0.data import SETS, sources
 from ell0.recipe import verdicts
 from ell0.report import run_files
-from ell0.results import Results, Row
+from ell0.results import Results, Row, Share
 from ell0.theory import read_programs
 from report_runs import gallery, log, write_gallery
 from small_training import network
@@ -38,21 +38,7 @@ FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
 CASES, KILLS = (5000, 1000) if FULL else (200, 20)
 SECONDS, MEMORY = 5.0, 1 << 20  # of the processor, and kB
 
-WORDS = [
-    b"null",
-    b"[]",
-    b"{}",
-    b'""',
-    b"-1",
-    b"1e999",
-    b"NaN",
-    b"true",
-    b"9" * 30,
-    b'"\\u001b[31m"',
-    b"0.5",
-    b"[1]",
-    b"\0",
-]
+WORDS = b'null [] {} "" -1 1e999 NaN true 999999999999999999999999999999 "\\u001b[31m" 0.5 [1] \0'.split(b" ")
 NUMBERS = [0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 31, 0x00FFFFFF]
 
 
@@ -142,7 +128,14 @@ def results(folder: Path, sealed: bool = True) -> Reader:
     found = Results("a", "ell0 run a", commit="0", device="none", versions={"torch": "2"}, seeds=[0])
     more: Row = {"classifier": "F(0)", "k": 0, "budget": 2, "beta": 1.0, "queries": 9, "unit": "feature", "n": 20}
     found.add(
-        0.5, what="robust_accuracy", attack="worst case", **more, low=0.3, high=0.7, decided={"clean": 2}, flags=["b"]
+        Share.of(torch.arange(20) < 10),
+        what="robust_accuracy",
+        attack="worst case",
+        **more,
+        low=0.3,
+        high=0.7,
+        decided={"clean": 2},
+        flags=["b"],
     )
     found.add(
         0.9, what="clean_accuracy", classifier="F(0)", n=20, low=0.8, high=1.0, paper=0.9, paper_n=10, seconds=1.5
@@ -270,19 +263,13 @@ file = "tiny.npz"
 train_rows = 32
 [[classifier]]
 name = "F(1)"
-[classifier.model]
-name = "mlp"
-k = 1
-hidden = [4]
+model = { name = "mlp", k = 1, hidden = [4] }
 [classifier.training]
 epochs = 2
 batch = 16
 rates = [0.05]
 refresh = 1
-[classifier.training.attack]
-name = "sparse_rs"
-budget = 1
-queries = 2
+attack = { name = "sparse_rs", budget = 1, queries = 2 }
 [[measure]]
 what = "clean_accuracy"
 [[measure]]

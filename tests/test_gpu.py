@@ -12,15 +12,12 @@ import torch
 from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
-NAMES = (
-    "ordinary", "images", "zeros", "integers", "attacked", "huge", "undefined", "few_stay", "one_sided",
-    "tiles", "pairs", "determinism", "size", "prepared", "empty",
-)  # fmt: skip
+NAMES = ("mixed", "tiles", "pairs", "determinism", "size", "prepared", "empty")
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 
 
 @needs_triton
-@pytest.mark.parametrize("names", [NAMES[:2], NAMES[2:4], NAMES[4:5], NAMES[5:6], NAMES[6:9], NAMES[9:]], ids=" ".join)
+@pytest.mark.parametrize("names", [NAMES[:1], NAMES[1:]], ids=" ".join)
 def test_kernels(names: tuple[str, ...]) -> None:
     environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(

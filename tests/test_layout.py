@@ -77,7 +77,8 @@ def test_no_class_name_stands_twice() -> None:
 def test_public_names() -> None:
     assert set(ell0.__all__) == {
         "ATTACKS", "L0Ball", "__version__", "attacks", "certify", "data", "evaluate", "evaluation", "export", "models",
-        "nn", "ops", "part_networks", "recipe", "report", "theory", "train", "truncate", "truncated_linear", "wrap",
+        "nn", "ops", "part_networks", "recipe", "report", "results", "theory", "train", "truncate", "truncated_linear",
+        "wrap",
     }  # fmt: skip
     assert set(ell0.ops.__all__) == {
         "Prepared", "check_k", "cuts", "keep_mask", "prepare", "trimmed_linear",

@@ -38,13 +38,8 @@ low = 0.0
 high = 1.0
 [[classifier]]
 name = "mine"
-[classifier.model]
-python = "a_users_network:build"
-[classifier.training]
-epochs = 5
-batch = 16
-rates = [0.01]
-optimizer = "adam"
+model.python = "a_users_network:build"
+training = { epochs = 5, batch = 16, rates = [0.01], optimizer = "adam" }
 [[measure]]
 what = "clean_accuracy"
 [[measure]]

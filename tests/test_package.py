@@ -1,4 +1,4 @@
-"""What `pip install` gives: an sdist that holds all files, and a wheel, built from it without a compiler, that runs."""
+"""What is installed: an sdist with all files, a wheel made from it without a compiler; locked packages alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
+import lock
 import pytest
 
 from ell0.results import Results
@@ -61,6 +65,53 @@ def test_the_sdist_holds_every_file(sdist: Path, tracked: list[str]) -> None:
     if not tracked:
         pytest.skip("needs a git checkout, which lists the files")
     assert [name for name in tracked if not (sdist / name).exists()] == []
+
+
+def test_the_tests_of_the_sdist_collect(sdist: Path) -> None:
+    words = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests")
+    said = call(*words, cwd=sdist, PYTHONPATH=str(sdist / "src"))
+    assert {line.split("::")[0] for line in said.splitlines() if "::" in line} == {
+        f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py")
+    }
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions that a lock file pins; all of its lines are entries with hashes."""
+    entries, text = list(lock.ENTRY.finditer((ROOT / name).read_text())), (ROOT / name).read_text()
+    assert text == lock.HEAD + "".join(entry[0] for entry in entries)
+    assert [entry["name"] for entry in entries if not entry["hashes"]] == []
+    return {entry["name"]: entry["version"] for entry in entries}
+
+
+def test_lock_files_pin_and_hash_each_package_once() -> None:
+    requirements, peers, torch, cpu = map(locked, ("requirements.lock", "peers.lock", "torch.lock", "torch-cpu.lock"))
+    assert cpu == {"torch": f"{torch['torch']}+cpu"}
+    assert not requirements.keys() & (peers.keys() | torch.keys())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = chain(project["dependencies"], *project["optional-dependencies"].values())
+    names = {re.split(r"[^\w-]", each)[0] for each in wanted}
+    assert names - {"ell0"} <= requirements.keys() | peers.keys() | torch.keys()
+
+
+def test_the_environment_is_what_the_lock_files_name() -> None:
+    made_from = Path(sys.prefix, ".locked")
+    if not made_from.exists() or made_from.read_text() != (ROOT / "requirements.lock").read_text():
+        pytest.skip("needs the environment that make setup makes of these lock files")
+    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in metadata.distributions()}
+    torch = locked("torch-cpu.lock" if installed["torch"].endswith("+cpu") else "torch.lock")
+    own = {name: version for name, version in installed.items() if name not in ("ell0", "pip")}
+    assert own.items() <= (locked("requirements.lock") | torch).items()
+
+
+def test_make_installs_nothing_but_locked_files() -> None:
+    said = call("make", "--dry-run", "--always-make", "test", "run", "dist", "test-peers", "bench-attacks", cwd=ROOT)
+    installs = [line for line in said.splitlines() if " pip install " in line]
+    assert {line.split()[-1] for line in installs} == {"torch.lock", "requirements.lock", "peers.lock", "."}
+    for line in installs:
+        assert (
+            "--no-deps --only-binary :all: --require-hashes -r" in line or "--no-deps --no-build-isolation -e ." in line
+        )
+    assert "build --no-isolation" in said
 
 
 def test_a_wheel_made_without_a_compiler_runs_the_readme(sdist: Path, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest
         ("strides = [2, 4]\n", "", "grids: votes must have strides or parts, and not both, got strides=() with"),
         ("strides = [2, 4]\n", "strides = [2, 4]\nparts = 4\n", "votes must have strides or parts, and not both"),
         ("strides = [2, 4]", "strides = [2, 5]", "strides must be two ints from 1 to height and width of an image"),
-        ("tau = 0.25", "tau = 0.0", "grids: tau must be a finite number > 0, got 0.0"),
+        ("tau = 0.25", "tau = 0.0", "grids: tau must be a number from 1e-6 to 20,000, got 0.0"),
         ("mirrored = true", "mirrored = 1", "mirrored must be true or false, got 1"),
         ("parts = 5\n", "parts = 5\nmirrored = true\n", "dealt: mirrored must be False for a partition of which"),
         ("parts = 5\n", "parts = 17\n", "dealt: parts must be at most the number of pixels, got parts=17"),

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from ell0 import recipe
 from ell0.cli import main, options
 from ell0.common import Step
 from ell0.results import Results
 from tiny_recipe import edited
 
 HOSTILE = "F[/0] [clean] \x1b]8;;http://x\x1b\\ \x9b31m \u202e \u2028 \r"
-SHOWN = r"F[/0] [clean] \x1b]8;;http://x\x1b\ \x9b31m \x202e \x2028 \x0d"
+SHOWN = r"F[/0] [clean] \u001b]8;;http://x\u001b\ \u009b31m \u202e \u2028 \u000d"
 
 
 def test_text_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +79,24 @@ def test_a_run_goes_on_when_its_reader_leaves(tiny: Path, out: Path) -> None:
     os.close(write)
     assert (out / "verdicts" / "0.safetensors").exists()
     assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(("words", "code"), [(("--help",), 0), (("run", "--help"), 0), (("--no-such",), 2)])
+def test_a_help_whose_reader_leaves(words: tuple[str, ...], code: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command(*words), timeout=600, stdout=write, stderr=write)
+    os.close(write)
+    assert bool(done.returncode) == bool(code)
+
+
+def test_a_printed_recipe_says_the_same(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited(tiny, 'name = "F(0)"', 'name = "F\u202e\U000e0001(0)"')
+    assert main(["run", str(tiny), "--print"]) == 0
+    text = capsys.readouterr().out
+    assert r'name = "F\u202e\U000e0001(0)"' in text
+    (tmp_path / "printed.toml").write_text(text)
+    assert recipe.load(tmp_path / "printed.toml").classifiers == recipe.load(tiny).classifiers
 
 
 def test_closed_streams_are_no_error(tiny: Path, out: Path) -> None:

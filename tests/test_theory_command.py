@@ -46,7 +46,7 @@ def test_robust_errors_are_as_precise_as_asked_and_right(small: Results) -> None
         assert small.find(what="lower_bound", **here).value <= row["high"]
         if row["budget"] == 5 and row["classifier"] in (EQUAL, CHOSEN, CLIPPED):
             mixture, k, clip = Mixture.power_law(row["d"], row["decay"]), row.get("k", 5), row.get("clip", 1.0)
-            again = robust_errors(mixture, [5], ks=[k], clips=[clip], rows=500, rng=rng)
+            again = robust_errors(mixture, [5], ks=[k], clips=[clip], rows=250, rng=rng)
             found = again.clipped[clip, 5] if row["classifier"] == CLIPPED else again.truncated[k, 5]
             # intervals of 95 % twice: disjoint by chance about once in two hundred
             assert found.low <= row["high"]

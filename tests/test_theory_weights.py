@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +18,7 @@ from ell0.theory.weights import Sample, fit
 
 Floats = NDArray[np.float64]
 FOUR = Mixture(np.array([1.9, -0.7, 1.1, 0.3]))
+FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
 SEVEN = Mixture(np.array([2.0, 0.4, 1.2, 0.7, 0.2, 0.9, 1.5]))
 
 
@@ -86,6 +88,24 @@ def test_no_generic_optimiser_finds_better_weights(k: int, budget: int, monkeypa
     found = [minimize(error, one, method="Nelder-Mead", options={"maxfev": 250}).fun for one in starts]
     assert ours <= min(found) + 1e-4
     assert ours < error(np.log(SEVEN.mu)) - 1e-3
+
+
+@pytest.mark.skipif(not FULL, reason="150 descents in up to 12 dimensions: full profile")
+@pytest.mark.parametrize(("d", "k", "budget"), [(9, 2, 2), (12, 3, 2), (12, 2, 1)])
+def test_no_better_weights_are_found_by_fifty_restarts(d: int, k: int, budget: int) -> None:
+    mixture = Mixture.power_law(d, 1.0)
+    sample, fresh = Sample(mixture.mu, 1_000, generator()), Sample(mixture.mu, 20_000, generator(1))
+
+    def slope(log_weight: Floats) -> tuple[float, Floats]:
+        return sample.slope(np.exp(np.clip(log_weight, -10, 10)), k, budget)
+
+    starts = [np.log(mixture.mu), *generator(2).normal(0, 1.5, (49, d))]
+    found = [np.exp(np.clip(minimize(slope, one, jac=True, method="BFGS").x, -10, 10)) for one in starts]
+    ours = min(sample.error(one, k, budget) for one in fit(sample, k, budget))
+    assert ours <= min(sample.error(one, k, budget) for one in found) + 1e-5
+    best = optimal_weights(mixture, k, budget, rng=generator(3)).weight
+    assert fresh.error(best, k, budget) <= min(fresh.error(one, k, budget) for one in found) + 1e-4
+    assert fresh.error(best, k, budget) < fresh.error(mixture.mu, k, budget) - 1e-3
 
 
 @pytest.mark.parametrize(("k", "budget"), [(0, 0), (1, 1), (3, 1), (3, 3), (6, 2)])

@@ -368,6 +368,10 @@ def test_rounding_is_measured_and_allowed_for() -> None:
         def forward(self, parts: Tensor, place: Tensor) -> Tensor:  # noqa: ARG002
             return parts + 0.003 * (len(parts) == 7 * 5) + torch.tensor([0.001, 0.0]) * (len(parts) == 5)
 
+    class Growing(nn.Module):
+        def forward(self, parts: Tensor, place: Tensor) -> Tensor:  # noqa: ARG002
+            return parts * (1 + 0.001 * (len(parts) == 7 * 5))
+
     x, y = torch.tensor([[0.52, 0.5] * 5, [0.9, 0.5] * 5]), torch.tensor([0, 0])
     steady = says(5, 2, tau=1e-3)
     before = of_model(steady)
@@ -380,6 +384,13 @@ def test_rounding_is_measured_and_allowed_for() -> None:
     assert unsteady.radius(x[1:], y[1:]).tolist() == [2]  # a row by itself is measured in the same batches
     for rule in ("hard", "plurality", "run-off"):
         assert PartVote(Unsteady(), steady.partition, rule=rule).eval().radius(x, y).tolist() == [0, 2]
+    # A row that was not measured and says more may be off by more.
+    x = torch.tensor([[0.9, 0.5] * 5] * 256)
+    x[1] = torch.tensor([90.0, 89.95] * 5)
+    growing = PartVote(Growing(), steady.partition, tau=1e-3).eval()
+    assert growing.radius(x, torch.zeros(256, dtype=torch.int64)).tolist() == [2, 0, *[2] * 254]
+    assert growing.rounding == pytest.approx(10 * 0.001 * 90, rel=1e-3)
+    assert growing.bounds(x, ANY)[0][:, 0].round().tolist() == [5.0, -5.0, *[5.0] * 254]
     with pytest.raises(ValueError, match='model must have another rule for bounds of its scores, got "run-off"'):
         certify.bounds(says(5, 2, rule="run-off"), x, ANY)
 
@@ -458,9 +469,9 @@ def test_bad_input_is_named() -> None:
         (lambda: Partition.strides((16,), (2, 2)), "strides must be two ints from 1 to height and width"),
         (lambda: images(torch.zeros(2, 1, 4, 5)), r"x must have shape \(n, 1, 4, 4\), got a float32 tensor of shape"),
         (lambda: images.radius(torch.zeros(2, 1, 5, 4), y), r"x must have shape \(n, 1, 4, 4\)"),
-        (lambda: PartVote(Says(), pairs, tau=0), "tau must be a finite number > 0, got 0"),
-        (lambda: PartVote(Says(), pairs, tau=-0.5), "tau must be a finite number > 0, got -0.5"),
-        (lambda: PartVote(Says(), pairs, tau=math.nan), "tau must be a finite number > 0, got nan"),
+        (lambda: PartVote(Says(), pairs, tau=0), "tau must be a number from 1e-6 to 20,000, got 0"),
+        (lambda: PartVote(Says(), pairs, tau=1e-30), "tau must be a number from 1e-6 to 20,000, got 1e-30"),
+        (lambda: PartVote(Says(), pairs, tau=math.nan), "tau must be a number from 1e-6 to 20,000, got nan"),
         (lambda: PartVote(Says(), pairs, rule=cast(Any, "soft")), "rule must be one of duel, hard, .* got 'soft'"),
         (lambda: PartVote(Says(), cast(Any, (2, 2))), r"partition must be a certify.Partition, got \(2, 2\)"),
         (lambda: PartVote(Peeks(lambda p: p.mean()), pairs), "network must see one part at a time, but part 1 changes"),

@@ -20,6 +20,8 @@ RIVALS = ("ablation", "partition", "abs")
 SHARES = ("robust_accuracy", "certified_accuracy", "evasion")
 COUNTS = {"median_distance": "median distance", "certified_radius": "median radius", "median_radius": "median radius"}
 
+AUTHORS = "Beliaev et al. 2022"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -73,9 +75,7 @@ def of_results(results: Results) -> Iterator[Line]:
         yield _with(replace(line, clean=_percent(clean.value if clean else None)), row)
         if row.paper is not None:
             paper = replace(line, whose_figure=PAPER, n=_count(row.paper_n), cost="")
-            paper = replace(
-                paper, command_or_source="Beliaev et al. 2022", clean=_percent(clean.paper if clean else None)
-            )
+            paper = replace(paper, clean=_percent(clean.paper if clean else None), command_or_source=AUTHORS)
             yield _with(paper, Measurement.of(row.what, row.paper, **row.identity))
 
 
@@ -123,7 +123,8 @@ def _threat(row: Measurement) -> str:
         return f"{row['budget']} {units} added to malware" if "budget" in row else f"{units} added to malware"
     changed = f"{row['budget']:,} {units}" if "budget" in row else units
     beta = row.get("beta")
-    box = f"within {beta:g} times the range" if beta else "values: see the source" if quoted else "any value"
+    times = "" if beta in (None, 1) else f"{beta:g} times "
+    box = f"within {times}the range" if beta else "values: see the source" if quoted else "any value"
     return f"{changed}, {box}" + (", of normalised images" if row.get("box") == "normalised" else "")
 
 

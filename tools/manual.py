@@ -21,10 +21,12 @@ import recipe_keys
 import theory_curves
 
 import ell0
+from ell0 import parallel, synthesis
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ROOMS = {name: room for name in ell0.__all__ if isinstance(room := getattr(ell0, name), ModuleType)}
+ROOMS |= {"parallel": parallel, "synthesis": synthesis}
 NAMES, LINE = r"\w+(?:, \w+)*", "\n"
 PARTS: dict[str, Callable[[], str]] = {
     "curves": theory_curves.figure,
@@ -58,7 +60,7 @@ def api() -> dict[str, str]:
     found = {}
     for room, module in rooms.items():
         places = clear | links["ell0"] | links[room]
-        entries = (_entry(room, module, name, places) for name in sorted(module.__all__, key=str.lower))
+        entries = (_entry(room, module, name, places) for name in sorted(links[room], key=str.lower))
         parts = [f"# {room}", prose(inspect.getdoc(module) or "", places), *chain(*entries)]
         found[f"reference/{room}.md"] = "\n\n".join(parts)
     return found
@@ -83,8 +85,9 @@ def _entry(room: str, module: Any, name: str, places: Mapping[str, str]) -> Iter
     else:
         kind = "One of" if get_origin(thing) is Literal else f"A `{type(thing).__name__}`:"
         keys = get_args(thing) if get_origin(thing) is Literal else thing
-        words = ", ".join(f"`{key}`" for key in keys) if isinstance(keys, Mapping | tuple) else f"`{thing!r}`"
-        yield f"{head}\n\n{kind} {words}."
+        plain = isinstance(thing, str | int | float)
+        words = ", ".join(f"`{key}`" for key in keys) if isinstance(keys, Mapping | tuple) else f"`{thing!r}`" * plain
+        yield f"{head}\n\n{f'{kind} {words}'.rstrip(' :')}."
 
 
 def _doc(thing: Any) -> str:

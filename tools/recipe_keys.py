@@ -217,11 +217,11 @@ def tables() -> str:
         if wrong := sorted((words.keys() ^ keys.keys()) - {key for key, *_ in owned}):
             raise ValueError(f"MEANING must have the keys that recipes have, got other {', '.join(wrong)} in {place!r}")
         cells = [
-            (key, _kind(key, keys[key][0]), DEFAULTS.get((place, key)) or _default(keys[key][1]), text)
+            (key, text, _kind(key, keys[key][0]), DEFAULTS.get((place, key)) or _default(keys[key][1]))
             for key, text in words.items()
         ]
         title = TITLES.get(place, f"`[{place}]`")
-        head = ["", f"## {title}", "", "| key | may be | default | meaning |", "|---|---|---|---|"]
+        head = ["", f"## {title}", "", "| key | meaning | may be | default |", "|---|---|---|---|"]
         lines += [*head, *(f"| `{key}` | {' | '.join(rest)} |" for key, *rest in (*cells, *owned))]
     return "\n".join(lines) + "\n"
 
@@ -239,7 +239,7 @@ def _owned(place: str, words: Mapping[str, str]) -> Iterator[tuple[str, str, str
                 continue
             default = signature[key].default
             text = _kind(key, kind) if kind else _hint(owner, key)
-            yield key, text, _default(NEEDED if default is inspect.Parameter.empty else default), f"of `{name}`"
+            yield key, f"of `{name}`", text, _default(NEEDED if default is inspect.Parameter.empty else default)
 
 
 def _kind(key: str, kind: Kind[Any] | None) -> str:

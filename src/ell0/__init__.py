@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         part_networks,
         recipe,
         report,
+        results,
         theory,
         train,
     )
@@ -49,6 +50,7 @@ __all__ = [
     "part_networks",
     "recipe",
     "report",
+    "results",
     "theory",
     "train",
     "truncate",

@@ -151,7 +151,9 @@ def _sync(folder: Path) -> None:
 
 def sealed(before: bytes, after: bytes) -> bytes:
     """Content with the SHA-256 of all the rest, in hex, between its two parts."""
-    return before + hashlib.sha256(before + after).hexdigest().encode() + after
+    found = hashlib.sha256(before)
+    found.update(after)
+    return b"".join((before, found.hexdigest().encode(), after))
 
 
 def unsealed(content: bytes, before: bytes) -> bool | None:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from . import files
 
+__all__ = ["CLEAN", "SCHEMA", "WORST_CASE", "Figure", "Measurement", "Results", "Share", "median"]
+
 SCHEMA = 2
 """The version of the layout of a results file; other versions are refused."""
 _SEAL = b'{\n "sha256": "'  # what a file begins with; the SHA-256 of the rest follows
@@ -243,10 +245,10 @@ class Results:
                 raise ValueError(f"rows must be a list, got {rows!r}")
             if schema == SCHEMA:
                 return cls(**content, rows=[_read(i, dict(row)) for i, row in enumerate(rows, 1)])
-        except KeyError as error:
-            raise files.FileError(f"{path} is not a results file: {error} is missing") from error
-        except (TypeError, ValueError, RecursionError) as error:
-            raise files.FileError(f"{path} is not a results file: {error}") from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            wrong = f"{error} is missing" if isinstance(error, KeyError) else error
+            todo = "restore it from a copy, or measure again in a new folder"
+            raise files.FileError(f"{path} is not a results file: {wrong}; {todo}") from error
         other = f"{path} was written by another version of ell0 (schema {schema}, this one reads {SCHEMA})"
         raise files.FileError(f"{other}: measure again in a new folder, by `{content.get('command')}`")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -76,21 +76,17 @@ def pointwise_counts(
     *,
     repeats: int = 10,
     rule: Rule = "blocks",
-    generator: torch.Generator | None = None,
-    rows: Tensor | None = None,
-    target: Tensor | None = None,
-    progress: Progress = silent,
+    **common: Any,
 ) -> tuple[AttackResult, Tensor]:
     """`pointwise`, and other counts of its runs: the least above 0 of a row's runs.
 
     Returns the result, and ``(n, counts)`` int64, -1 where no run of a row has a count above 0.
+    common: the other keyword arguments of `pointwise`.
     """
     check_count("repeats", repeats)
     if rule not in get_args(Rule):
         raise ValueError(f"rule must be one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
-    with Victim(
-        model, x, y, ball, generator=generator, rows=rows, target=target, progress=progress, minimal=True
-    ) as victim:
+    with Victim(model, x, y, ball, **common, minimal=True) as victim:
         none = torch.iinfo(torch.int64).max
         least = torch.full((victim.n, len(counts)), none, device=victim.x.device)
         for at, points in _runs(victim, repeats, rule):

@@ -3,8 +3,8 @@
 [Hammoudeh24] Z. Hammoudeh, D. Lowd, "Provable Robustness against a Union of L0 Adversarial Attacks", 2024.
 [Rezaei23] K. Rezaei et al., "Run-Off Election: Improved Provable Defense against Data Poisoning Attacks", 2023.
 
-Everywhere: logits ``(n, parts, classes)``, y ``(n,)`` int64, and delta, by how much a logit of a part that nobody
-touches may be another than it is here, as it is computed in another batch.
+Everywhere: logits ``(n, parts, classes)``, y ``(n,)`` int64, and delta, a number or ``(n, 1, 1)``, by how much a logit
+of a part that nobody touches may be another than it is here, as it is computed in another batch.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ def straight_scores(logits: Tensor, tau: float) -> Tensor:
 
 
 def _worst_duels(logits: Tensor, duel: Callable[[Tensor], Tensor]) -> Tensor:
-    """For each class the least of its duels.  duel: gaps ``(n, parts, classes)`` -> sums over parts."""
-    found = []
-    for y in range(logits.shape[2]):  # one by one: all pairs at once would take classes times the memory
-        duels = duel(logits[:, :, y : y + 1] - logits)
-        found.append(torch.cat((duels[:, :y], duels[:, y + 1 :]), 1).amin(1))
-    return torch.stack(found, 1)
+    """For each class the least of its duels.  duel: gaps ``(n, parts, some)`` -> sums over parts, antisymmetric."""
+    worst = torch.full_like(logits[:, 0], torch.inf)
+    for y in range(logits.shape[2] - 1):  # one by one: all pairs at once would take classes times the memory
+        duels = duel(logits[:, :, y : y + 1] - logits[:, :, y + 1 :])
+        own = torch.minimum(worst[:, y], duels.amin(1)).unsqueeze(1)
+        worst = torch.cat((worst[:, :y], own, torch.minimum(worst[:, y + 1 :], -duels)), 1)
+    return worst
 
 
-def leads(logits: Tensor, y: Tensor, rule: Rule, tau: float, delta: float) -> Tensor:
+def leads(logits: Tensor, y: Tensor, rule: Rule, tau: float, delta: Tensor | float) -> Tensor:
     """The least that each part says for y against each class while nobody touches it: ``(n, parts, classes)``."""
     if rule == "plurality":
         return _least_votes(logits, y, delta) - _most_votes(logits, delta)
@@ -51,14 +52,14 @@ def leads(logits: Tensor, y: Tensor, rule: Rule, tau: float, delta: float) -> Te
     return gap.sign() if rule == "hard" else (gap / tau).clamp(-1, 1)
 
 
-def _least_votes(logits: Tensor, y: Tensor, delta: float) -> Tensor:
+def _least_votes(logits: Tensor, y: Tensor, delta: Tensor | float) -> Tensor:
     """1 where a part votes for y in any case, ``(n, parts, 1)``."""
     own = y.view(-1, 1, 1).expand(-1, logits.shape[1], 1)
-    lowered = logits.scatter_add(2, own, torch.full_like(own, -2 * delta, dtype=logits.dtype))
+    lowered = logits.scatter_add(2, own, (-2 * delta * torch.ones_like(own)).to(logits))
     return (lowered.argmax(2, keepdim=True) == own).to(logits.dtype)
 
 
-def _most_votes(logits: Tensor, delta: float) -> Tensor:
+def _most_votes(logits: Tensor, delta: Tensor | float) -> Tensor:
     """1 where a part may vote for a class, ``(n, parts, classes)``."""
     (best, first), raised = logits.max(2, keepdim=True), logits + 2 * delta
     order = torch.arange(logits.shape[2], device=logits.device)
@@ -77,7 +78,9 @@ def lasts(leads: Tensor, reached: Tensor, need: Tensor) -> Tensor:
     return (left > need.unsqueeze(2)).long().cumprod(2).sum(2)
 
 
-def radii(logits: Tensor, y: Tensor, reached: Tensor, rule: Rule, tau: float, delta: float, slack: float) -> Tensor:
+def radii(
+    logits: Tensor, y: Tensor, reached: Tensor, rule: Rule, tau: float, delta: Tensor | float, slack: float
+) -> Tensor:
     """Parts, of those reached, that may say anything while y stays the answer, which it now is: ``(n,)``.
 
     The number of parts where all of them may.  slack: what rounding may do to a sum of the duel.
@@ -85,8 +88,8 @@ def radii(logits: Tensor, y: Tensor, reached: Tensor, rule: Rule, tau: float, de
     parts, classes = logits.shape[1:]
     if rule == "run-off":
         # A part that may put two classes in another order counts as one that was touched.
-        close = logits.sort(2).values.diff(dim=2) <= 2 * delta
-        most = run_off_radius(logits, y) - (close.any(2).sum(1) if delta else 0)
+        close = (logits.sort(2).values.diff(dim=2) <= 2 * delta) & (torch.as_tensor(delta, device=y.device) > 0)
+        most = run_off_radius(logits, y) - close.any(2).sum(1)
         return torch.where(reached.sum(1) <= most, parts, most.clamp(min=0))
     order = torch.arange(classes, device=y.device)
     # Whole numbers have no rounding: y < c wins a tie at 0.
@@ -96,7 +99,7 @@ def radii(logits: Tensor, y: Tensor, reached: Tensor, rule: Rule, tau: float, de
 
 
 def score_bounds(
-    logits: Tensor, budget: int, reached: Tensor, rule: Rule, tau: float, delta: float, slack: float
+    logits: Tensor, budget: int, reached: Tensor, rule: Rule, tau: float, delta: Tensor | float, slack: float
 ) -> tuple[Tensor, Tensor]:
     """Below and above the scores while ``budget`` parts, of those reached, say anything: two ``(n, classes)``."""
 

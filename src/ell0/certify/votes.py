@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import product
 from typing import ClassVar, Self, cast, get_args
@@ -52,10 +52,11 @@ class PartVote(nn.Module, Certifier):
     worst.
 
     Rounding. The logits of a part that nobody touches differ in their last bits from batch to batch. `radius` and
-    `bounds` let each of them be off by `rounding`: ten times the largest difference of the first 28 rows in batches of
-    256, 7 and 1 (rows are repeated if there are fewer), at least ten times the last bit of the largest logit. That is
-    measured, not proven. The sums, the model's and those here, may be off by ``2 * T * (T + 2)`` last bits of 1
-    besides. TF32 is off; the statement does not hold under autocast.
+    `bounds` let each of them be off by ten times the largest difference of 28 rows, evenly spread over all, in batches
+    of 256, 7 and 1 (rows are repeated if there are fewer), at least ten times the last bit of the largest logit. A row
+    with a larger logit than these is allowed as much more. `rounding` is the most that a row was allowed. That is
+    measured, not proven: no bound is known for any network. The sums, the model's and those here, may be off by
+    ``2 * T * (T + 2)`` last bits of 1 besides. TF32 is off; the statement does not hold under autocast.
 
     Other rules on the same logits, with whole numbers, where y wins a tie with c > y, for which ``>= 0`` is enough:
         ``"hard"``: d_t is the sign of l_t[y] - l_t[c], the limit of small tau.
@@ -74,7 +75,7 @@ class PartVote(nn.Module, Certifier):
             ``(m, numbers)`` where the partition has no pictures, channel by channel. All parts of a row follow each
             other, row after row: m = n * T, and place ``(m,)`` int64, the number of the part, is 0..T-1 over and over.
             Logits are clamped to +-10,000, and NaN becomes 0.
-        partition: the parts.  tau: the gap of logits that counts as a whole vote of a duel, > 0.
+        partition: the parts.  tau: the gap of logits that counts as a whole vote of a duel, from 1e-6 to 20,000.
         mirrored: average the logits with those of the mirrored image, in eval mode. Part (i, j) is matched with the
             part of the mirrored image that holds the same pixels, so that a pixel still touches one part.
 
@@ -91,8 +92,9 @@ class PartVote(nn.Module, Certifier):
     ) -> None:
         super().__init__()
         _check_rule("rule", rule)
-        if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0 < tau < math.inf:
-            raise ValueError(f"tau must be a finite number > 0, got {tau!r}")
+        # Below, float32 may lose it in a sum; above, no logits lie that far apart.
+        if isinstance(tau, bool) or not isinstance(tau, int | float) or not 1e-6 <= tau <= 2 * LARGEST:
+            raise ValueError(f"tau must be a number from 1e-6 to {2 * LARGEST:,.0f}, got {tau!r}")
         if not isinstance(partition, Partition):
             raise ValueError(f"partition must be a certify.Partition, got {partition!r}")
         self.network, self.partition, self.rule, self.tau = network, partition, rule, float(tau)
@@ -178,7 +180,7 @@ class PartVote(nn.Module, Certifier):
         def found(at: Tensor, y: Tensor) -> Tensor:
             logits = self.part_logits(x[at])
             right, logits = scores(logits, self.rule, self.tau).argmax(1) == y, logits.double()
-            several = radii(logits, y, reached[at], self.rule, self.tau, delta, slack)
+            several = radii(logits, y, reached[at], self.rule, self.tau, delta(logits), slack)
             several = torch.where(several == self.parts, self._units(ball), several)
             return torch.where(right, several, -1)
 
@@ -192,7 +194,7 @@ class PartVote(nn.Module, Certifier):
         with torch.no_grad(), dense_products(tf32=False):
             places = torch.arange(len(x), device=x.device).split(BATCH)
             given = [(self.part_logits(x[at]).double(), ball.budget, reached[at]) for at in places]
-            found = [score_bounds(*these, self.rule, self.tau, delta, slack) for these in given]
+            found = [score_bounds(*these, self.rule, self.tau, delta(these[0]), slack) for these in given]
         lower, upper = zip(*found, strict=True)
         return torch.cat(lower), torch.cat(upper)
 
@@ -224,15 +226,21 @@ class PartVote(nn.Module, Certifier):
         return self.partition.pixels if ball.unit == "pixel" else math.prod(self.partition.shape)
 
     @torch.no_grad()
-    def _allowed(self, x: Tensor) -> tuple[float, float]:
-        """How far logits of untouched parts, and sums of the duel, may be off."""
-        rows = x[torch.arange(256, device=x.device) % len(x)]
+    def _allowed(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], float]:
+        """How far logits ``(n, parts, classes)`` of untouched parts may be off, ``(n, 1, 1)``, and sums of the duel."""
+        rows = x[torch.arange(256, device=x.device) * len(x) // 256]
         with dense_products(tf32=False):
-            whole, some = self.part_logits(rows), rows[:28]
+            whole, some = self.part_logits(rows)[4::9], rows[4::9]
             apart = [torch.cat([self.part_logits(few) for few in some.split(size)]) for size in (1, 7)]
-        eps = torch.finfo(whole.dtype).eps
-        seen = max(float((one - whole[: len(some)]).abs().max()) for one in apart)
-        self._rounding = delta = 10 * max(seen, eps * float(whole.abs().max()))
+        eps, largest = torch.finfo(whole.dtype).eps, float(whole.abs().max())
+        seen = max(float((one - whole).abs().max()) for one in apart)
+        self._rounding = least = 10 * max(seen, eps * largest)
+
+        def delta(logits: Tensor) -> Tensor:
+            found = least * (logits.abs().amax((1, 2), keepdim=True) / (largest or 1.0)).clamp(min=1.0)
+            self._rounding = max(self._rounding or 0.0, float(found.max()))
+            return found
+
         return delta, 2 * self.parts * (self.parts + 2) * eps
 
     @torch.no_grad()

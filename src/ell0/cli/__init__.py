@@ -42,5 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         tell(f"ell0: {error}", file=sys.stderr)
         return 1
     except SystemExit as stop:
+        lost = stop.__context__  # rich ends the process when the reader of a help leaves, such as `head`
+        if isinstance(lost, BrokenPipeError) and lost.__context__ is None:
+            return 0
         return stop.code if isinstance(stop.code, int) else 1
     return code if isinstance(code, int) else 0

@@ -151,10 +151,13 @@ def show_progress(quiet: bool) -> Iterator[Progress]:
 
 
 def printable(text: str) -> str:
-    """Text as a terminal shows it and does not obey it: characters that control or format, tabs aside, as escapes."""
+    """Text as a terminal shows it and does not obey it: characters that control or format, tabs aside, as escapes.
+
+    They are those of JSON and TOML, so that a recipe that was printed says the same.
+    """
     kinds = {c: unicodedata.category(c) for c in set(text) if c != "\t"}
-    hidden = {c: f"\\x{ord(c):02x}" for c, kind in kinds.items() if kind[0] == "C" or kind in ("Zl", "Zp")}
-    return "".join(hidden.get(c, c) for c in text) if hidden else text
+    hidden = [c for c, kind in kinds.items() if kind[0] == "C" or kind in ("Zl", "Zp")]
+    return text.translate({ord(c): f"\\u{ord(c):04x}" if c < "\U00010000" else f"\\U{ord(c):08x}" for c in hidden})
 
 
 def tell(*words: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:

@@ -23,6 +23,7 @@ from ..parallel import ALONE, Team
 from ..precision import dense_products
 from ..results import Measurement, Results, Row
 from ..threat import L0Ball, channels_last
+from ..train.checkpoint import CHECKPOINT
 from . import verdicts
 from .gallery import write_gallery
 from .measuring import Subject, measure
@@ -33,7 +34,6 @@ from .splits import Splits, read_splits
 from .toml import named
 from .verdicts import Verdicts
 
-CHECKPOINT = "checkpoint.safetensors"  # in the folder of a classifier
 _FORMAT = b"3"  # of what a run folder holds; another version cannot go on with it
 
 

@@ -94,9 +94,8 @@ def load(path: Path, made_from: str) -> list[Verdicts] | None:
         names, beta = tuple(json.loads(words["names"])), tensors["beta"].tolist()
         verdict, distance = tensors["verdict"].long(), tensors["distance"].long()
         boxes = [Verdicts(each, names, *both) for each, *both in zip(beta, verdict, distance, strict=True)]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    fits = (
-        verdict.ndim == 2 and verdict.shape == distance.shape and bool(((verdict >= -1) & (verdict < len(names))).all())
-    )
+    fits = verdict.ndim == 2 and verdict.shape == distance.shape and all(isinstance(name, str) for name in names)
+    fits = fits and bool(((verdict >= -1) & (verdict < len(names))).all())
     return boxes if fits and words.get("made_from") == made_from else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import files
 
-NAME, LOG = "checkpoint.safetensors", "log.jsonl"  # in a folder of `fit`
+CHECKPOINT, LOG = "checkpoint.safetensors", "log.jsonl"  # in a folder of `fit`
 PREVIOUS = "checkpoint.previous.safetensors"
 _STATE = ("optimizer/", "appended/")  # prefixes of what is not the model's: no parameter of a module has such a name
 _SHARE = 0.05  # of the time at most goes into checkpoints, the last one aside
@@ -69,7 +69,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     A safetensors file from elsewhere has an empty card. Raises `ell0.files.FileError` if the file was altered.
     """
     path = Path(path)
-    path, todo = (path / NAME, _todo(path)) if path.is_dir() else (path.resolve(), "give another file")
+    path, todo = (path / CHECKPOINT, _todo(path)) if path.is_dir() else (path.resolve(), "give another file")
     return _read(path, todo)
 
 
@@ -104,7 +104,7 @@ class TrainingFolder:
     def __init__(self, path: Path | str | None, made_from: Mapping[str, str], card: Mapping[str, Any]) -> None:
         self._path = None if path is None else Path(path)
         if self._path is not None:
-            files.check_out(self._path / NAME)
+            files.check_out(self._path / CHECKPOINT)
         self._made_from, self._card = dict(made_from), dict(card)
         try:
             json.dumps(self._card)
@@ -119,7 +119,7 @@ class TrainingFolder:
         """
         if self._path is None:
             return None
-        path, previous = self._path / NAME, self._path / PREVIOUS
+        path, previous = self._path / CHECKPOINT, self._path / PREVIOUS
         path, todo = (path, _todo(self._path)) if path.exists() else (previous, "delete it to train again")
         checkpoint = _read(path, todo) if path.exists() else None
         if checkpoint is not None:
@@ -145,7 +145,7 @@ class TrainingFolder:
             return
         start = time.perf_counter()
         about = _about(model) | about | {"made_from": self._made_from}
-        write(self._path / NAME, Checkpoint(model.state_dict(), self._card, about, state), self._path / PREVIOUS)
+        write(self._path / CHECKPOINT, Checkpoint(model.state_dict(), self._card, about, state), self._path / PREVIOUS)
         end = time.perf_counter()
         self._next = end + (end - start) / _SHARE
 
