@@ -57,7 +57,7 @@ def test_tools_are_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.SCRIPTS, "no_such_tool, any", "robust = 0.0")
     results = peers.peers(Run(), images=4, epochs=1, scripts=("ell0, sparse_rs", "no_such_tool, any"))
     (row,) = results.select(what="tool")
-    assert (row["attack"], row.n, row.beside) == ("ell0, sparse_rs", 4, {"lines": 4, "times": 1.0})
+    assert (row["attack"], row.n, row.beside) == ("ell0, sparse_rs", 4, {"lines": 4, "times": 1.0, "knows": "logits"})
 
 
 def test_a_tool_is_given_only_what_it_has_shown() -> None:

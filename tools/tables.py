@@ -200,8 +200,9 @@ def attacks_reference(files: Files) -> MarkdownTable:
 def peers(files: Files) -> MarkdownTable:
     """The same question to each tool: what one writes, what it takes, and what it finds."""
     rows = files["bench-peers-cpu"].select(what="tool")
-    lines = [[row["attack"], f"{row.beside['lines']}", f"{row.beside['times']:.2f}", row] for row in rows]
-    head = ["tool", "lines", "processor time, ell0 = 1", f"robust accuracy, {rows[0]['budget']} pixels"]
+    keys = {"knows": "", "lines": "", "times": ".2f"}
+    lines = [[row["attack"], *(f"{row.beside[key]:{form}}" for key, form in keys.items()), row] for row in rows]
+    head = ["tool", "knows", "lines", "processor time, ell0 = 1", f"robust accuracy, {rows[0]['budget']} pixels"]
     return MarkdownTable(
         head, lines, "each with its defaults unless it says otherwise; a small CNN on digits; less is a stronger attack"
     )
