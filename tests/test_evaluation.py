@@ -257,7 +257,7 @@ def test_rows_that_fall_late_say_that_more_queries_would_break_more(count: int, 
 
     attack = Attack(function, white_box=False, gradients_only=False, random=False, cascade=None, cheap={}, strong=None)
     told = partial(evaluate, Line(), x, y, within_one(D), {"slow": partial(attack, queries=70)})
-    flag = f"not converged: {count} rows fell in the last tenth of the queries; raise queries to 210 (slow)"
+    flag = f"not converged: {count} rows fell in the last tenth of an attack; raise queries to 210 (slow)"
     result = told(state_path=tmp_path / "state", batch=9)
     assert result.flags == (flag,) * fires
     assert result.per_attack["slow"].beside["late"] == count == int(result.late.sum())

@@ -255,7 +255,7 @@ def raised(
         "truncated model: no attack that ran looks into truncated layers; run adaptive too": truncated and not aware,
         "votes of parts without an attack made for them: run adaptive too": votes and not knows_votes,
         f"{left}; run the default attacks": beaten > _BEATEN and not default,
-        f"not converged: {late} rows fell in the last tenth of the queries; raise {more}": late >= max(3, _LATE * n),
+        f"not converged: {late} rows fell in the last tenth of an attack; raise {more}": late >= max(3, _LATE * n),
     }  # fmt: skip
     return tuple(sentence for sentence, holds in {**always, **stronger}.items() if holds)
 

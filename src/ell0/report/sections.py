@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..results import CLEAN, WORST_CASE, Measurement, Results, Share
-from .charts import Axis, Chart, ChartPoint, Series
+from .charts import COLOURS, Axis, Chart, ChartPoint, Series
 from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, several, span
 from .run_files import Exhibit, LogLine, Run
 from .selection import (
@@ -114,7 +114,7 @@ def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None
         Section("Attack it yourself", panel=run.panel),
         Section("Robust accuracy over budget and queries", charts=list(_curves(clean, worst, single, styles, units))),
         *along,
-        certified_section(certified, radii, [*worst, *apart], units, clean, quoted) if certified else None,
+        certified_section(certified, radii, [*worst, *apart], units, clean, quoted, styles) if certified else None,
         _listing("Counted in pixels", "Robust accuracy where one change is one pixel, with all its channels", apart),
         _listing(
             "Of the rows classified rightly", "Robust accuracy as a share of the rows classified rightly", of_right
@@ -235,8 +235,10 @@ def certified_section(
     units: str,
     clean: Sequence[Measurement] = (),
     quoted: Sequence[Measurement] = (),
+    styles: Mapping[str, int] | None = None,
 ) -> Section:
     """What is proven over the budget, then the sandwich: certified <= true <= attacked."""
+    styles = styles or {name: i for i, name in enumerate(dict.fromkeys(map(who, certified)))}
     votes = {who(row): number(row.beside["forwards"]) for row in certified if "forwards" in row.beside}
     medians = []
     for row in (row for row in radii if finite(row.value)):
@@ -255,7 +257,7 @@ def certified_section(
     head = ("classifier", f"{units} changed", "values", *sized, "neither proven nor broken")
     return Section(
         "Proven and broken",
-        charts=[*_proven(certified, clean, quoted, units), *_sandwich(certified, worst, units)],
+        charts=[*_proven(certified, clean, quoted, units, styles), *_sandwich(certified, worst, units, styles)],
         table=PageTable(head, tuple(lines)),
         caption="Certified accuracy, the worst case of all attacks, and the share of the attacked rows in between",
         certified={"bounds": {who(row) for row in certified} > {*votes}, "votes": votes, "medians": medians},
@@ -277,9 +279,7 @@ def _terms(row: Measurement, units: str, sure: bool = True) -> str:
     return ", ".join(filter(None, [beta_words(row) or "any value", pixels, by, chance]))
 
 
-def _proven(
-    certified: Rows, clean: Sequence[Measurement], quoted: Sequence[Measurement], units: str
-) -> Iterator[Chart]:
+def _proven(certified: Rows, clean: Rows, quoted: Rows, units: str, styles: Mapping[str, int]) -> Iterator[Chart]:
     """Certified accuracy over the budget, a line for each classifier, from its clean accuracy on; published medians."""
     for terms, rows in grouped(certified, lambda row: _terms(row, units, sure=False)):
         lines: list[Series] = []
@@ -289,13 +289,13 @@ def _proven(
             some = [*(replace(row, identity={**row.identity, "budget": 0}) for row in start), *some]
             points = [_share_point(row, "budget", units) for row in sorted(some, key=lambda row: row["budget"])]
             words = name if sure is None else f"{name}, with {percent(sure)} confidence"
-            lines.append(Series(words, len(lines), points))
+            lines.append(Series(words, styles[name], points))
         medians = [row for row in quoted if row.what == "certified_radius" and "beta" not in rows[0]]
         for row in (row for row in medians if row.get("unit", "feature") == rows[0].get("unit", "feature")):
             # A median of r: half of the rows are certified at r.
             point = ChartPoint(row.value, 50.0, words=str(row.get("source", NONE)))
             words = f"{who(row)}, published median {number(row.value)}"
-            lines.append(Series(words, len(lines), [point], published=True))
+            lines.append(Series(words, len(styles) + len(lines), [point], published=True))
         if len({point.x for line in lines for point in line.points}) > 1:
             axes = Axis(f"{units} changed", "values"), Axis("certified accuracy", ends=(0.0, 100.0), unit=" %")
             yield Chart("Proven over the budget", terms, *axes, lines)
@@ -308,7 +308,7 @@ def _attacked(row: Measurement, worst: Rows) -> Measurement | None:
     return max(boxed, key=box_of, default=None)
 
 
-def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
+def _sandwich(certified: Rows, worst: Rows, units: str, styles: Mapping[str, int]) -> Iterator[Chart]:
     """For each classifier and box what is proven and what stands; of the attacked rows, where those are fewer."""
     for (name, terms), rows in grouped(certified, lambda row: (who(row), _terms(row, units))):
         rows = sorted(rows, key=lambda row: row["budget"])
@@ -322,8 +322,8 @@ def _sandwich(certified: Rows, worst: Rows, units: str) -> Iterator[Chart]:
             if start := start_of(attacked[0], attacked):
                 rows, attacked = [start, *rows], [start, *attacked]
         both = [
-            Series(words, style, [_share_point(row, "budget", units) for row in some])
-            for style, (words, some) in enumerate({"certified": rows, "stands under attack": attacked}.items())
+            Series(words, styles[name] + i * COLOURS, [_share_point(row, "budget", units) for row in some])
+            for i, (words, some) in enumerate({"certified": rows, "stands under attack": attacked}.items())
         ]
         axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
         yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, both)
