@@ -19,17 +19,19 @@ import pytest
 import tables
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import attacks
 import certify
 import groups
+import in_part
 import layer
 import measure
 import peers
 import train
 import votes_search
-from ell0 import models, ops
-from ell0.certify import rules
+from ell0 import data, models, ops
+from ell0.certify import Partition, rules
 from ell0.ops import reference
 from ell0.results import OURS, Results
 from ell0.train import PAPER_MNIST
@@ -55,7 +57,7 @@ def test_tools_are_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.SCRIPTS, "no_such_tool, any", "robust = 0.0")
     results = peers.peers(Run(), images=4, epochs=1, scripts=("ell0, sparse_rs", "no_such_tool, any"))
     (row,) = results.select(what="tool")
-    assert (row["attack"], row.n, row.beside) == ("ell0, sparse_rs", 4, {"lines": 4, "times": 1.0})
+    assert (row["attack"], row.n, row.beside) == ("ell0, sparse_rs", 4, {"lines": 4, "times": 1.0, "knows": "logits"})
 
 
 def test_a_tool_is_given_only_what_it_has_shown() -> None:
@@ -425,6 +427,15 @@ def test_make_runs_the_benchmarks_and_then_writes_the_docs(reference: str, tmp_p
         Run(root=tmp_path, require_mnist=True).images()
 
 
+def test_the_command_of_a_count_can_be_given_again() -> None:
+    parser = measure.options("some.py", None)
+    measure.add_counts(parser, training_rows="rows")
+    found = Mock(return_value=Results("some", ""))
+    assert measure.main(found, parser, ["--training-rows", "3"]) == 0
+    assert found.call_args.args[0].command == "python benchmarks/some.py --training-rows 3"
+    assert found.call_args.kwargs == {"training_rows": 3}
+
+
 def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of 80 malware rows and more harmless ones as many are drawn; 16 of 20 features tell them apart."""
     draw = np.random.default_rng(0)
@@ -492,3 +503,44 @@ def test_radii_of_families_hold_against_every_change_of_pixels() -> None:
             after[torch.arange(len(touched)).unsqueeze(1), touched] = 9.0 * torch.eye(3, dtype=torch.float64)[worst]
             assert not rules.scores(after, "duel", 0.5).argmax(1).any()
     assert {0, 1, 2} <= found
+
+
+def test_bounds_inside_parts_hold_against_changes_on_a_grid() -> None:
+    """Three parts of four pixels: whatever up to radius pixels become, the vote answers as before."""
+    draw, partition, found = torch.Generator().manual_seed(0), Partition.strides((1, 2, 6), (1, 3)), set()
+    for seed in range(16):
+        torch.manual_seed(seed)
+        model, y = in_part.BoundedParts(partition, 2, 5).double(), torch.arange(1)
+        model.shift.data[:, 0, 0] += seed / 4
+        x = (1.3 * torch.rand(1, 1, 2, 6, generator=draw) - 1.2).double()
+        quick, tight = (model.leads(x, y, quick=each) for each in (True, False))
+        assert (quick <= tight + 1e-9).all()
+        costs, dearest = tight[0] - tight, in_part.increments(tight).sort(2, descending=True).values.cumsum(2)
+        for shared in product(range(4), repeat=3):  # so many changes in each of the parts
+            if m := sum(shared):
+                assert (costs[list(shared), 0, range(3)].sum(0) <= dearest[0, :, m - 1] + 1e-9).all()
+        found.add(radius := int(in_part.radii(model, x, y)))
+        if radius > 0:
+            places = torch.tensor([*combinations(range(12), min(radius, 3))])
+            values = torch.tensor([*product((-1.0, 5.0), repeat=places.shape[1])]).double()
+            points = x.flatten(1).repeat(len(places) * len(values), 1)
+            points.scatter_(1, places.repeat_interleave(len(values), 0), values.repeat(len(places), 1))
+            after = model.leads(points.view(-1, 1, 2, 6), y.expand(len(points)), quick=False)[0].sum(1)
+            assert after[:, 1:].amin() > 0
+    assert {-1, 0, 2, 3} <= found
+
+
+def test_in_part_bounds_are_measured_beside_one_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x, y = data.load("digits", "train")
+    rows = F.pad(x, (10, 10, 10, 10), value=-1.0), y
+    monkeypatch.setattr(data, "load", lambda *_: rows)
+    monkeypatch.setattr(in_part, "TRIED", (((7, 7), 1, 4), ((2, 2), 2, 4)))
+    results = in_part.benchmark(Run(), images=60, epochs=2)
+    assert len(results.rows) == 3 * 10
+    results.commit = "000000000000"
+    results.save(tmp_path / "results" / "votes-in-part.json")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    lines = tables.table("votes-in-part").split("\n")[2:5]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| 49 parts, bounds for 1 inside", "| 4 parts, bounds for 2 inside", "| one network, bounds"
+    ]  # fmt: skip

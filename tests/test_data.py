@@ -294,6 +294,12 @@ def test_broken_png() -> None:
     for broken in (b"GIF89a" + good, good[:50], png(image, [0]), png(image[:1], [0]), *wrong):
         with pytest.raises(ValueError, match=r"PNG|reshape"):
             read_png(broken, 2, 3)
+    # Nothing that a header claims costs memory, and nothing inflates further than one byte too many.
+    tall = good.replace(struct.pack(">II", 3, 2), struct.pack(">II", 1, 1 << 26))
+    bomb = good[:33] + png_chunk(b"IDAT", zlib.compress(bytes(10**6)))
+    for forged, said in ((tall, "its header is 00 00 00 01 04"), (bomb, "array of size 21 ")):
+        with pytest.raises(ValueError, match=said):
+            read_png(forged, 2, 3)
 
 
 def has(name: str) -> bool:

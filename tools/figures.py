@@ -88,10 +88,44 @@ def mnist_fig1b() -> str:
     return swept("mnist-fig1b", {f"{name}, adversarial training": [name] * 16 for name in ("F(10)", "F(0)")})
 
 
+def price() -> str:
+    """What truncation costs over k, on both machines; where a line is a point, no other k was measured."""
+    series: list[Series] = []
+
+    def add(name: str, prices: dict[int, float]) -> None:
+        found = [ChartPoint(k, value, words=f"k = {k}: {value:.3g}") for k, value in sorted(prices.items())]
+        series.append(Series(name, len(series), found))
+
+    for machine in ("cpu", "h200"):
+        results = clean_results(f"bench-layer-{machine}")
+        where = "two CPU cores" if machine == "cpu" else "H200"
+        asked = {"to": "dense", "weights": "initial"}
+        forward = {r["k"]: r for r in results.select(what="forward", prepared=True, data="mnist", **asked)}
+        add(f"forward, MNIST, {where}", {k: row.value for k, row in forward.items()})
+        others: dict[str, dict[str, Any]] = {
+            "forward, Gaussian": {"what": "forward", "prepared": True, "data": "gaussian"},
+            "training step, MNIST": {"what": "step", "data": "mnist"},
+            "gradient to the input, MNIST": {"what": "backward", "gradient": "input", "data": "mnist"},
+        }
+        for name, which in others.items():
+            if rows := results.select(**which, **asked):
+                add(f"{name}, {where}", {row["k"]: row.value for row in rows})
+        faster = results.select(what="forward", to="topk", data="mnist", weights="initial")
+        add(f"forward with topk, MNIST, {where}", {row["k"]: row.value * forward[row["k"]].value for row in faster})
+        if floors := {k: row.value / row["over_floor"] for k, row in forward.items() if row.get("over_floor")}:
+            add(f"least a forward can take, {where}", floors)
+    x, y = Axis("k", kind="log values"), Axis("times the dense layer", kind="log")
+    return drawn(Chart("price over k", "784 inputs, 1,568 outputs, initial weights, medians", x, y, series))
+
+
 def alone(title: str, note: str, series: list[Series]) -> str:
-    """Accuracy over changed pixels, drawn as on the page of a report, with a background and a legend."""
+    """Accuracy over changed pixels."""
     y = Axis("test images still right", ends=(0, 100), unit=" %")
-    chart = Chart(title, note, Axis("changed pixels"), y, series)
+    return drawn(Chart(title, note, Axis("changed pixels"), y, series))
+
+
+def drawn(chart: Chart) -> str:
+    """The chart as on the page of a report, with a background and a legend."""
     css = (ROOT / "src" / "ell0" / "report" / "page.css").read_text()
     colours = css[: css.index("\n}\n", css.index("@media")) + 3]
     rules = re.findall(r"^(?:svg text|\.(?:grid|axis|c0|line|line\.d1|band|mark|mark\.paper)) \{.*$", css, re.MULTILINE)
@@ -99,7 +133,12 @@ def alone(title: str, note: str, series: list[Series]) -> str:
     return charts.TEMPLATES.from_string(FILE).render(chart=chart, style=style, legend_mark=charts.legend_mark)
 
 
-FIGURES: dict[str, Callable[[], str]] = {"mnist": mnist, "mnist-fig1a": mnist_fig1a, "mnist-fig1b": mnist_fig1b}
+FIGURES: dict[str, Callable[[], str]] = {
+    "mnist": mnist,
+    "mnist-fig1a": mnist_fig1a,
+    "mnist-fig1b": mnist_fig1b,
+    "price": price,
+}
 
 
 def main(words: list[str]) -> int:
@@ -108,8 +147,8 @@ def main(words: list[str]) -> int:
     names = list(FIGURES) if check or not words else words
     if unknown := [name for name in names if name not in FIGURES]:
         raise SystemExit(f"NAME must be one of {', '.join(FIGURES)}, got {unknown[0]}")
-    drawn = {folder / f"{name}.svg": FIGURES[name]() for name in names}
-    stale = {path: new for path, new in drawn.items() if not path.exists() or path.read_text() != new}
+    figures = {folder / f"{name}.svg": FIGURES[name]() for name in names}
+    stale = {path: new for path, new in figures.items() if not path.exists() or path.read_text() != new}
     for path, new in stale.items() if not check else ():
         path.write_text(new)
     return int(check and bool(stale))

@@ -200,8 +200,9 @@ def attacks_reference(files: Files) -> MarkdownTable:
 def peers(files: Files) -> MarkdownTable:
     """The same question to each tool: what one writes, what it takes, and what it finds."""
     rows = files["bench-peers-cpu"].select(what="tool")
-    lines = [[row["attack"], f"{row.beside['lines']}", f"{row.beside['times']:.2f}", row] for row in rows]
-    head = ["tool", "lines", "processor time, ell0 = 1", f"robust accuracy, {rows[0]['budget']} pixels"]
+    keys = {"knows": "", "lines": "", "times": ".2f"}
+    lines = [[row["attack"], *(f"{row.beside[key]:{form}}" for key, form in keys.items()), row] for row in rows]
+    head = ["tool", "knows", "lines", "processor time, ell0 = 1", f"robust accuracy, {rows[0]['budget']} pixels"]
     return MarkdownTable(
         head, lines, "each with its defaults unless it says otherwise; a small CNN on digits; less is a stronger attack"
     )
@@ -294,6 +295,22 @@ def votes_search(files: Files) -> MarkdownTable:
         lines = [["every candidate", MISSING, *[NONE] * (len(head) - 1)]]
     n = [f"n = {row.n:,}" for row in found.rows[:1]]
     return MarkdownTable([*head, "median radius"], lines, "; ".join(["pixels of any value", *n, *waiting(lines)]))
+
+
+def votes_in_part(files: Files) -> MarkdownTable:
+    """Votes with bounds inside their parts, between a plain vote and the bound of one network."""
+    budgets, lines = (0, 1, 4, 8, 10, 13, 16), []
+    found = files["votes-in-part"] if files.has("votes-in-part") else Results("votes-in-part", "")
+    for row in found.select(what="certified_radius"):
+        which = {"classifier": row["classifier"], "parts": row.get("parts"), "inside": row.get("inside")}
+        shares = [found.find(what="certified_accuracy", **which, budget=m) for m in budgets]
+        words = f"{row['parts']} parts, " if "parts" in row else "one network, bounds"
+        words += (f"bounds for {row['inside']} inside" if row["inside"] else "a plain vote") if "parts" in row else ""
+        lines.append([words, *(f"{100 * share.value:.1f} %" for share in shares), f"{row.value:g}"])
+    notes = [f"{row['images']:,} training images, {row['epochs']} epochs; n = {row.n:,}" for row in found.rows[:1]]
+    head = ["MNIST, validation", "clean", *(f"{m} changed" for m in budgets[1:]), "median radius"]
+    lines = lines or [["every candidate", MISSING, *[NONE] * (len(head) - 2)]]
+    return MarkdownTable(head, lines, "; ".join([*notes, *waiting(lines)]))
 
 
 def theory(files: Files) -> MarkdownTable:
@@ -875,6 +892,7 @@ TABLES: dict[str, Make] = {
         (1, 4, 8, 10, 16, 20),
     ),
     "votes-search": votes_search,
+    "votes-in-part": votes_in_part,
     "certify-cost": certify_cost,
     "theory": theory,
     "tolerated": tolerated,
@@ -889,8 +907,12 @@ TABLES: dict[str, Make] = {
         | {f"{m} added": of(what="evasion", budget=m) for m in (1, 2, 5, 10)},
     ),
     "malware-votes": grid(
-        "Drebin-215, certified",
-        classifiers("votes-drebin215", {f"`{OURS}`": OURS, "vote over groups of features": "vote of parts"}),
+        "certified",
+        {
+            f"{title}, {words}": ((f"votes-{file}",), of(classifier=name))
+            for title, file in (("Drebin-215", "drebin215"), ("DefenseDroid", "defensedroid_prs"))
+            for words, name in ((f"`{OURS}`", OURS), ("vote over groups of features", "vote of parts"))
+        },
         {"accuracy": of(what="clean_accuracy"), "median radius": of(what="certified_radius")}
         | {f"{m} changed": of(what="certified_accuracy", budget=m) for m in (1, 2, 4, 8)},
     ),

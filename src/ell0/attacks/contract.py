@@ -291,6 +291,8 @@ class Victim:
         """``ask`` for all rows of the tensors, in as many parts as memory requires."""
         while True:
             try:
+                if len(tensors[0]) <= self._chunk:
+                    return ask(*tensors)
                 answers = [ask(*parts) for parts in zip(*(t.split(self._chunk) for t in tensors), strict=True)]
                 return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
             except RuntimeError as error:

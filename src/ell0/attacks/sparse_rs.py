@@ -16,6 +16,7 @@ __all__ = ["Values", "sparse_rs"]
 
 Values = Literal["corners", "black-white", "uniform"]
 
+_AHEAD = 2000  # numbers drawn at once
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
 
@@ -118,6 +119,7 @@ class Search:
         rank = (~free).to(torch.int8)
         rank[(self._points != self._clean[at]).any(1)] = -1
         self._order = rank.argsort(dim=1, stable=True)
+        self._drawn: tuple[int, Tensor] = first, torch.empty(0)  # a moment, and what is drawn from it on
 
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
@@ -127,6 +129,7 @@ class Search:
         if not stands.all():
             self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
             self._size, self._rest, self._best = self._size[stands], self._rest[stands], self._best[stands]
+            self._drawn = self._moment, torch.empty(0)
         if len(self._at):
             if self._begun:
                 self._move(moved)
@@ -179,8 +182,14 @@ class Search:
 
     def _random(self, units: int) -> Tensor:
         """``(m, units, 3 + channels)``: for each unit one to place it, one for each number, two so that it changes."""
-        each = 3 + self._clean.shape[1]
-        return self._victim.draws.uniform(self._at, self._moment, units * each).view(len(self._at), units, each)
+        each, (since, drawn) = 3 + self._clean.shape[1], self._drawn
+        if self._moment >= since + len(drawn) or drawn.shape[2] != units:
+            # For many moments at once where rows are few: each call has its price.
+            ahead = _AHEAD // max(1, len(self._at) * units * each) + 1
+            moments = torch.arange(self._moment, self._moment + ahead, device=self._at.device).unsqueeze(1)
+            drawn = self._victim.draws.uniform(self._at, moments, units * each).unflatten(2, (units, each))
+            self._drawn = since, drawn = self._moment, drawn
+        return drawn[self._moment - since]
 
     def _values(self, units: Tensor, random: Tensor, now: Tensor | None = None) -> Tensor:
         """New values ``(m, channels, s)`` for units ``(m, s)``, from random ``(m, s, channels + 2)``.

@@ -24,7 +24,7 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
-NETWORKED = ("walk", "select")  # kernels with networks among their constants
+NETWORKED = ("walk", "select", "cut_bands")  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
@@ -38,9 +38,9 @@ FASTER: frozenset[str] = frozenset()
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
 # Of the newer paths, not timed yet.
-PASSES = 3  # that count before the bands are laid
+PASSES, FAR = 3, 32  # that count before the bands are laid; one more where fewer terms leave: tails are hard to guess
 CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
-LIST = 256  # terms in both bands of a pair
+LIST = 128  # terms in a band
 FINISHERS, FINISH = 24, {"num_warps": 1, "maxnreg": 80}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
 COUNT, SUM, MASKED, UNROLL = (4, 512), (4, 512), (8, 512), 4
@@ -343,7 +343,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     (n, d), rows, asked = x.shape, len(weight), lanes.asked
     turned, zeros = weight.T.contiguous(), (lanes.inner == 0).sum(0, dtype=torch.int32)
     programs = _programs(FINISHERS, x.device)
-    scratch = x.new_empty(programs * LIST * LANES)
+    scratch = x.new_empty(programs * 2 * LIST * LANES)
     width = len(lanes.reach)
     most = min(CHUNK, max(1, _MOST // (rows * max(4, -(-d // 32)))))
     for first in range(0, n, most):
@@ -353,37 +353,47 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
         for power, moment in zip((1, 2, 4), moments, strict=True):
             some, other = (m.pow(power).bfloat16() for m in (lanes.inner[:, first : first + chunk], weight))
             torch.mm(other, some, out=moment)
-        pivots, gaps, edges = (x.new_empty(many, *shape) for many in (2, 2, 4))
-        found, sums = x.new_empty(2, *shape, dtype=torch.int32), x.new_empty(shape)
-        marked = found.new_empty(-(-d // 32), *shape)
+        pivots, gaps, edges, brackets, sums = (x.new_empty(many, *shape) for many in (2, 2, 4, 12, 1))
+        found, marked = (x.new_empty(many, *shape, dtype=torch.int32) for many in (2, -(-d // 32)))
         for pair, (top, bottom) in enumerate(counts):
             launch(
                 "guess_pivots", (-(-rows * chunk // 1024),),
                 (moments, zeros, lanes.leads[0], pivots, gaps, first, chunk, rows, d, top, bottom),
                 (("SIZE", 1024),), {"num_warps": 4},
             )  # fmt: skip
-            for number in range(PASSES):
+            passes = PASSES + (min(top, bottom) < FAR)
+            for number in range(passes):
                 size, across = _tile(COUNT)
                 launch(
                     "count_terms", (-(-chunk // across) * -(-rows // size),),
-                    (lanes.inner, turned, weight, zeros, *lanes.leads, asked, pivots, gaps, found, edges,
+                    (lanes.inner, turned, weight, zeros, *lanes.leads, asked, pivots, gaps, brackets, edges,
                      first, chunk, rows, width, d, top, bottom),
-                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == PASSES - 1),
-                     ("LEADS", LEADS), ("UNROLL", UNROLL)), TILED,
+                    (("ROWS", size), ("WIDTH", across), ("FIRST", number == 0), ("LAST", number == passes - 1),
+                     ("LEADS", LEADS), ("UNROLL", UNROLL), ("GPU", not _interpreted())), TILED,
                 )  # fmt: skip
             size, across = _tile(SUM)
             launch(
                 "sum_between", (-(-chunk // across) * -(-rows // size),),
-                (lanes.inner, turned, edges, sums, marked, first, chunk, rows, width, d),
+                (lanes.inner, turned, edges, sums, found, marked, first, chunk, rows, width, d),
                 (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
             )  # fmt: skip
             launch(
                 "cut_bands", (programs,),
-                (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, pivots, found, edges,
-                 sums, marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
+                (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums,
+                 marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
                  first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
-                (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
+                _cut_constants(keep, work.has_bias), FINISH,
             )  # fmt: skip
+
+
+@functools.cache
+def _cut_constants(keep_cuts: bool, has_bias: bool) -> tuple[tuple[str, Any], ...]:
+    kernels = _kernels()
+    merge, places = kernels.merge(16)
+    return (
+        ("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts), ("SORT", kernels.SORT16),
+        ("MERGE", merge), ("PLACES", places),
+    )  # fmt: skip
 
 
 def _tile(size: tuple[int, int]) -> tuple[int, int]:

@@ -1,23 +1,61 @@
 """Many removed terms: the cuts are found by counting, at a price that does not grow with how many leave.
 
 A guess from the terms' moments is a pair's first pivot on each side. Passes over all terms count what lies beyond the
-pivots and move them; the last count is exact. From its pivots on a band is laid over each cut. One more pass adds up
-what lies between the bands and marks, a bit for each term, what lies in them; `cut_bands` finds the cuts there.
+pivots and move them; these counts may err. The last lays a band over each cut. One exact pass adds up what lies between
+the bands, counts what lies beyond, and marks, a bit for each term, what lies in them; `cut_bands` finds the cuts there.
 """
 
 import triton
 import triton.language as tl
 
-from ._definition import by_definition
+from ._definition import by_definition, keys_of, value_of
 from ._language import LANES, LARGEST, any_of, bits_of, kernel, product_of
+from ._networks import merged, network
 
-TINY = tl.constexpr(1.401298464324817e-45)  # the smallest number above 0
+STEEP = tl.constexpr(2.0**90)
+# Half the width of a band, in gaps between terms: this, and more for each term that the pivot is off.
+SLACK, SPREAD = tl.constexpr(6.0), tl.constexpr(1.5)
+WHOLE = tl.constexpr(24.0)  # so few terms between two pivots are a band
+CLOSE = tl.constexpr(64.0)  # so few terms between two pivots lie evenly
 
 
 @triton.jit
-def _beyond(difference):
-    """1 where it is negative."""
-    return difference.to(tl.uint32, bitcast=True) >> 31
+def _cells(first, chunk, rows, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The pairs of a tile: samples, whether there are such; rows, the same; where a pair lies in a plane."""
+    tiles = (chunk + WIDTH - 1) // WIDTH
+    lane = (tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
+    row = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[:, None]
+    return first + lane, lane < chunk, row, row < rows, row * chunk + lane
+
+
+@triton.jit
+def _above_zero(x, w, minus, GPU: tl.constexpr):
+    """1 where a steep ``x * w + minus`` is positive, else 0; on a GPU with nothing but its fused multiply-adds."""
+    if GPU:
+        return tl.inline_asm_elementwise(
+            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, w, minus], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return (tl.fma(x + 0.0 * minus, w + 0.0 * minus, minus) > 0).to(tl.float32)
+
+
+@triton.jit
+def _signs(difference):
+    return difference.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _ones(bits):
+    """How many bits are set."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _tiny(like):
+    """The smallest number above 0. As a constant it would be a double."""
+    return ((like != like).to(tl.int32) * 0 + 1).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -48,10 +86,9 @@ def _guess(k, zeros, d, mean, spread, tail):
 
 
 @triton.jit
-def _gap(gap, pivot, count, k, last_pivot, last_count, mask):
+def _gap(gap, pivot, count, k, last_pivot, last_count):
     """How far apart terms lie, by what lies between this pivot and the last one."""
-    way = pivot - tl.load(last_pivot, mask=mask, other=0.0)
-    passed = tl.load(last_count, mask=mask, other=0).to(tl.float32) - count
+    way, passed = pivot - last_pivot, last_count - count
     seen = way / tl.where(passed == 0, 1.0, passed)
     far = (passed == 0) & (way != 0) & (tl.abs(count - k) > 3)
     known = (tl.abs(passed) >= 4) & (seen > 0)
@@ -59,36 +96,65 @@ def _gap(gap, pivot, count, k, last_pivot, last_count, mask):
 
 
 @triton.jit
-def _moved(pivot, count, k, zeros, gap):
-    """The next pivot; one at a cut of 0 stays, and none goes past zeros."""
-    done = (pivot == 0) & (count < k) & (k <= count + zeros)
-    next_ = pivot + (count - k) * gap
-    past = (zeros > 8) & (((pivot > 0) & (next_ < 0)) | ((pivot < 0) & (next_ > 0)))
-    return tl.where(done | past, 0.0, next_)
+def _narrow(
+    pivot, count, k, zeros, pivots, gaps, brackets, plane, mask, FIRST: tl.constexpr, LAST: tl.constexpr
+):  # fmt: skip
+    """Moves the pivot to where the k-th largest term should lie, between pivots that have been too low and too high.
 
-
-@triton.jit
-def _band(pivot, count, k, zeros, gap):
-    """From where to where the k-th largest term lies, with one end at the pivot; empty, beside 0, if it is 0.
-
-    It ends before 0 if zeros would fill it.
+    LAST: returns the band it lies in: from where to where. It is empty, just above 0, if the term is 0, and ends before
+    0 if zeros would fill it.
     """
-    off = tl.abs(count - k)
-    reach = (1.2 * off + 3 * tl.sqrt(off) + 8) * gap
-    from_ = tl.where(count >= k, pivot, pivot - reach)
-    from_ = tl.where((zeros > 8) & (pivot > 0), tl.maximum(from_, TINY), from_)
-    to = tl.where(count >= k, pivot + reach, pivot)
+    gap = tl.load(gaps, mask=mask, other=0.0)
+    low, high = pivot * 0 - float("inf"), pivot * 0 + float("inf")
+    many, few = high, pivot * 0  # how many terms lie beyond those
+    if not FIRST:
+        last, last_count = tl.load(brackets, mask=mask), tl.load(brackets + 2 * plane, mask=mask)
+        gap = _gap(gap, pivot, count, k, last, last_count)
+        low, high = tl.load(brackets + 4 * plane, mask=mask), tl.load(brackets + 6 * plane, mask=mask)
+        many, few = tl.load(brackets + 8 * plane, mask=mask), tl.load(brackets + 10 * plane, mask=mask)
+    enough = count >= k
+    low, many = tl.where(enough, pivot, low), tl.where(enough, count, many)
+    high, few = tl.where(enough, high, pivot), tl.where(enough, few, count)
+    seen = (low > float("-inf")) & (high < float("inf"))
+    full = zeros > 8
     at_zero = (pivot == 0) & (count < k) & (k <= count + zeros)
-    none = k == 0
-    from_ = tl.where(none, float("inf"), tl.where(at_zero, 0.0, from_))
-    return from_, tl.where(none, float("inf"), tl.where(at_zero, -TINY, to))
+    off = count - k
+    middle = pivot + off * gap
+    if LAST:
+        slack = (SLACK + SPREAD * tl.sqrt(tl.abs(off))) * gap
+        whole = seen & (many - few <= WHOLE)
+        from_ = tl.where(whole, low, tl.maximum(middle - slack, low))
+        to = tl.where(whole, high, tl.minimum(middle + slack, high))
+        tiny = _tiny(pivot)
+        from_ = tl.where(full & (pivot > 0), tl.maximum(from_, tiny), from_)
+        to = tl.where(full & (pivot < 0), tl.minimum(to, 0.0 - tiny), to)
+        from_, to = tl.where(at_zero, tiny, from_), tl.where(at_zero, 0.0, to)
+        return tl.where(k == 0, float("inf"), from_), tl.where(k == 0, float("inf"), to)
+    else:
+        # No pivot goes past zeros.
+        past = full & (((pivot > 0) & (middle < 0)) | ((pivot < 0) & (middle > 0)))
+        next_ = tl.where(at_zero | past, 0.0, middle)
+        inside = (next_ > low) & (next_ < high)
+        share = tl.minimum(tl.maximum((many - k + 0.5) / tl.maximum(many - few, 1.0), 0.02), 0.98)
+        close = (many - few < CLOSE) & ~(full & (next_ == 0))
+        next_ = tl.where(seen & ~at_zero & (close | ~inside), low + (high - low) * share, next_)
+        tl.store(pivots, next_, mask=mask)
+        tl.store(gaps, gap, mask=mask)
+        tl.store(brackets, pivot, mask=mask)
+        tl.store(brackets + 2 * plane, count, mask=mask)
+        tl.store(brackets + 4 * plane, low, mask=mask)
+        tl.store(brackets + 6 * plane, high, mask=mask)
+        tl.store(brackets + 8 * plane, many, mask=mask)
+        tl.store(brackets + 10 * plane, few, mask=mask)
+        return pivot, pivot
 
 
 @kernel("moments", "pivots")
 def guess_pivots(
     moments, zeros, lead_count, pivots, gaps, first, chunk, rows, d, top, bottom, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Both pivots ``(2, rows, chunk)``, as far as the terms' moments tell, and the gaps between terms there.
+    """Both pivots ``(2, rows, chunk)``, the lower with the other sign, as far as the terms' moments tell, and the gaps
+    between terms there.
 
     moments ``(3, rows, chunk)``: sums of the terms, of their squares and of their fourth powers.  zeros: how many
     coordinates of each sample are 0.
@@ -109,127 +175,108 @@ def guess_pivots(
     up, gap = _guess(top, none, d, mean, spread, tail)
     tl.store(pivots + cell, up, mask=here)
     tl.store(gaps + cell, gap, mask=here)
-    down, gap = _guess(bottom, none, d, -mean, spread, tail)
-    tl.store(pivots + plane + cell, -down, mask=here)
+    down, gap = _guess(bottom, none, d, 0.0 - mean, spread, tail)
+    tl.store(pivots + plane + cell, down, mask=here)
     tl.store(gaps + plane + cell, gap, mask=here)
 
 
 @kernel("inner", "turned", "pivots", "edges", "first", "chunk", "width", "rows", "d")
 def count_terms(
-    inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, counts, edges,
+    inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, brackets, edges,
     first, chunk, rows, width, d, top, bottom,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    UNROLL: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """Counts the terms beyond both pivots of each pair, for `chunk` samples from `first` on, and moves the pivots.
 
-    inner ``(d, width)`` and turned ``(d, rows)``: samples and weight.  LAST: counts are those of the rounded terms, and
-    the edges of the bands ``(4, rows, chunk)`` are laid instead.
+    inner ``(d, width)`` and turned ``(d, rows)``: samples and weight.  LAST: the edges of the bands
+    ``(4, rows, chunk)`` are laid instead.
     """
-    tiles = (chunk + WIDTH - 1) // WIDTH
-    lane = (tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
-    row = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[:, None]
-    here, there = lane < chunk, row < rows
+    sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
     both = here & there
-    cell = row * chunk + lane
     plane = rows * chunk
-    sample = first + lane
     leads = tl.load(lead_count + sample, mask=here, other=0)
     none = (tl.load(zeros + sample, mask=here, other=0) - leads).to(tl.float32)
     up = tl.load(pivots + cell, mask=both, other=0.0)
-    down = tl.load(pivots + plane + cell, mask=both, other=0.0)
-    above = tl.full((ROWS, WIDTH), 0, tl.uint32)
-    below = above
+    down = 0.0 - tl.load(pivots + plane + cell, mask=both, other=0.0)
+    more = tl.full((ROWS, WIDTH), 0.0, tl.float32)
+    less = more
+    minus, plus = 0.0 - up * STEEP, down * STEEP
     for i in tl.range(0, d, loop_unroll_factor=UNROLL):
-        x = tl.load(inner + i * width + sample, mask=here, other=0.0)
+        x = tl.load(inner + i * width + sample, mask=here, other=0.0) * STEEP
         w = tl.load(turned + i * rows + row, mask=there, other=0.0)
-        if LAST:
-            term = x * w
-            above += _beyond(up - term)
-            below += _beyond(term - down)
-        else:
-            above += _beyond(tl.fma(-x, w, up))
-            below += _beyond(tl.fma(x, w, -down))
+        more += _above_zero(x, w, minus, GPU)
+        less += _above_zero(0.0 - x, w, plus, GPU)
     # In the panel outlying coordinates are zeros.
-    more = above.to(tl.int32) - tl.where(up < 0, leads, 0)
-    less = below.to(tl.int32) - tl.where(down > 0, leads, 0)
+    more -= tl.where(up < 0, leads, 0)
+    less -= tl.where(down > 0, leads, 0)
     if tl.load(asked + 1) > 0:
         for q in range(0, tl.minimum(tl.max(tl.max(leads, 1), 0), LEADS)):
             present = (q < leads) & both
             index = tl.load(lead_index + q * width + sample, mask=q < leads, other=0)
             v = tl.load(lead_value + q * width + sample, mask=q < leads, other=0.0)
-            outlying = product_of(
-                tl.load(weight + row * d + index, mask=present, other=0.0), tl.broadcast_to(v, (ROWS, WIDTH))
-            )
-            more += (present & (outlying > up)).to(tl.int32)
-            less += (present & (outlying < down)).to(tl.int32)
-    up_gap = tl.load(gaps + cell, mask=both, other=0.0)
-    down_gap = tl.load(gaps + plane + cell, mask=both, other=0.0)
-    up_count, down_count = more.to(tl.float32), less.to(tl.float32)
-    if not FIRST:
-        # Where the last pivots were, and what lay beyond them.
-        up_gap = _gap(up_gap, up, up_count, top, edges + cell, counts + cell, both)
-        down_gap = _gap(down_gap, -down, down_count, bottom, edges + plane + cell, counts + plane + cell, both)
-    tl.store(counts + cell, more, mask=both)
-    tl.store(counts + plane + cell, less, mask=both)
+            outlying = tl.load(weight + row * d + index, mask=present, other=0.0) * v
+            more += (present & (outlying > up)).to(tl.float32)
+            less += (present & (outlying < down)).to(tl.float32)
+    high, outer_high = _narrow(
+        up, more, top, none, pivots + cell, gaps + cell, brackets + cell, plane, both, FIRST, LAST
+    )
+    cell2 = plane + cell
+    low, outer_low = _narrow(
+        0.0 - down, less, bottom, none, pivots + cell2, gaps + cell2, brackets + cell2, plane, both, FIRST, LAST
+    )
     if LAST:
-        high, outer_high = _band(up, up_count, top, none, up_gap)
-        low, outer_low = _band(-down, down_count, bottom, none, down_gap)
-        low, outer_low = -low, -outer_low
-        # Bands that meet are one.
+        low, outer_low = 0.0 - low, 0.0 - outer_low
+        # The outer edges of bands that meet enclose both.
         meet = (low >= high) & (outer_high >= high) & (outer_low <= low)
         tl.store(edges + cell, tl.where(meet, tl.minimum(outer_low, high), outer_low), mask=both)
         tl.store(edges + plane + cell, low, mask=both)
         tl.store(edges + 2 * plane + cell, high, mask=both)
         tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=both)
-    else:
-        tl.store(edges + cell, up, mask=both)
-        tl.store(edges + plane + cell, -down, mask=both)
-        tl.store(gaps + cell, up_gap, mask=both)
-        tl.store(gaps + plane + cell, down_gap, mask=both)
-        up = _moved(up, up_count, top, none, up_gap)
-        down = -_moved(-down, down_count, bottom, none, down_gap)
-        tl.store(pivots + cell, up, mask=both)
-        tl.store(pivots + plane + cell, down, mask=both)
 
 
 @kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")
 def sum_between(
-    inner, turned, edges, sums, marked, first, chunk, rows, width, d,
+    inner, turned, edges, sums, counts, marked, first, chunk, rows, width, d,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the terms between a pair's bands, and marks those that lie in one.
+    """Adds up the terms between a pair's bands, counts those above the upper band and those between, and marks those
+    that lie in one.
 
     marked ``(words, rows, chunk)``: 0 for a term in a band; the last term of 32 is the lowest bit.
     """
-    tiles = (chunk + WIDTH - 1) // WIDTH
-    lane = (tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
-    row = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[:, None]
-    here, there = lane < chunk, row < rows
+    sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
     both = here & there
-    cell = row * chunk + lane
     plane = rows * chunk
-    sample = first + lane
-    outer_low = tl.load(edges + cell, mask=both, other=0.0)
-    low = tl.load(edges + plane + cell, mask=both, other=0.0)
-    high = tl.load(edges + 2 * plane + cell, mask=both, other=0.0)
-    outer_high = tl.load(edges + 3 * plane + cell, mask=both, other=0.0)
+    # The sign of a difference is that of the comparison if no zero has a sign.
+    outer_low = tl.load(edges + cell, mask=both, other=0.0) + 0.0
+    low = tl.load(edges + plane + cell, mask=both, other=0.0) + 0.0
+    high = tl.load(edges + 2 * plane + cell, mask=both, other=0.0) + 0.0
+    outer_high = tl.load(edges + 3 * plane + cell, mask=both, other=0.0) + 0.0
     total = tl.full((ROWS, WIDTH), 0.0, tl.float32)
+    more = tl.full((ROWS, WIDTH), 0, tl.int32)
+    inside = more
     for begin in range(0, d, 32):
         part = tl.full((ROWS, WIDTH), 0.0, tl.float32)
-        bits = tl.full((ROWS, WIDTH), 0, tl.uint32)
+        outside = tl.full((ROWS, WIDTH), 0, tl.uint32)
+        over, amid = outside, outside
         for i in tl.range(begin, tl.minimum(begin + 32, d), loop_unroll_factor=UNROLL):
             x = tl.load(inner + i * width + sample, mask=here, other=0.0)
             w = tl.load(turned + i * rows + row, mask=there, other=0.0)
-            term = x * w
-            # The sign of a difference is that of the comparison.
-            between = (term - high).to(tl.uint32, bitcast=True) & (low - term).to(tl.uint32, bitcast=True)
-            beyond = (term - outer_low).to(tl.uint32, bitcast=True) | (outer_high - term).to(tl.uint32, bitcast=True)
-            bits = (bits << 1) | ((between | beyond) >> 31)
+            term = tl.fma(x, w, 0.0)
+            between = _signs(term - high) & _signs(low - term)
+            above = _signs(outer_high - term)
+            over = (over << 1) | (above >> 31)
+            amid = (amid << 1) | (between >> 31)
+            outside = (outside << 1) | ((between | above | _signs(term - outer_low)) >> 31)
             part = tl.where(between.to(tl.int32, bitcast=True) < 0, part + term, part)
         total += part
-        tl.store(marked + begin // 32 * plane + cell, bits.to(tl.int32, bitcast=True), mask=both)
+        more += _ones(over)
+        inside += _ones(amid)
+        tl.store(marked + begin // 32 * plane + cell, outside.to(tl.int32, bitcast=True), mask=both)
     tl.store(sums + cell, total, mask=both)
+    tl.store(counts + cell, more, mask=both)
+    tl.store(counts + plane + cell, inside, mask=both)
 
 
 @triton.jit
@@ -238,152 +285,154 @@ def _listed(terms, r, many):
 
 
 @triton.jit
-def _around(terms, pivot, many):
-    """How many listed terms are above a finite pivot, how many equal to it."""
-    above = tl.full((LANES,), 0, tl.int32)
-    equal = above
-    for r in range(0, tl.max(many, 0)):
-        term = _listed(terms, r, many)
-        above += (term > pivot).to(tl.int32)
-        equal += (term == pivot).to(tl.int32)
-    return above, equal
+def _ranked(terms, many, rank, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr):
+    """The rank-th largest listed term. Up to 32 are sorted; of more the bits of the rank-th are found one by one."""
+    v, b = (), ()
+    for r in tl.static_range(16):
+        v = v + (_listed(terms, r, many),)
+        b = b + (_listed(terms, 16 + r, many),)
+    v, b = network(v, SORT, True), network(b, SORT, False)
+    late = rank > 16
+    half = ()
+    for r in tl.static_range(16):
+        half = half + (tl.where(late, tl.minimum(v[r], b[r]), tl.maximum(v[r], b[r])),)
+    v = merged(half, MERGE, PLACES, True)
+    within = tl.where(late, rank - 16, rank)
+    cut = v[0]
+    for r in tl.static_range(1, 16):
+        cut = tl.where(within > r, v[r], cut)
+    longer = many > 32
+    if any_of(longer):
+        key = tl.full((LANES,), -(1 << 31), tl.int32)
+        for bit in range(0, 32):
+            higher = key ^ ((rank * 0 + 1) << (31 - bit))
+            reached = many * 0
+            for place in range(0, tl.max(many, 0)):
+                reached += ((place < many) & (keys_of(_listed(terms, place, many)) >= higher)).to(tl.int32)
+            key = tl.where(reached >= rank, higher, key)
+        cut = tl.where(longer, value_of(key), cut)
+    return cut
 
 
 @triton.jit
-def _ranked(terms, many, rank, low, high, wanted):
-    """The rank-th largest listed term of the wanted lanes, from `low` to `high`; how many are above it, or equal."""
-    end = high
-    for _ in range(5):
-        middle = 0.5 * low + 0.5 * high
-        more, same = _around(terms, middle, many)
-        enough = more + same >= rank
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-    # Fewer than `rank` terms reach this.
-    border = tl.where(high < end, high, float("inf"))
-    cut = tl.full((LANES,), float("nan"), tl.float32)
-    above, equal = many * 0, many * 0
-    left = wanted
-    while any_of(left):
-        following = tl.full((LANES,), float("-inf"), tl.float32)
-        for r in range(0, tl.max(many, 0)):
-            term = _listed(terms, r, many)
-            following = tl.maximum(following, tl.where(term < border, term, float("-inf")))
-        left = left & (following > float("-inf"))
-        more, same = _around(terms, following, many)
-        found = left & (more + same >= rank)
-        cut = tl.where(found, following, cut)
-        above = tl.where(found, more, above)
-        equal = tl.where(found, same, equal)
-        left = left & ~found
-        border = following
-    return cut, above, equal
+def _around(terms, many, cut, beside):
+    """How many listed terms are above the cut, how many equal to it; the sum of those below it and above `beside`."""
+    above = many * 0
+    equal = above
+    inner = cut * 0
+    for r in range(0, tl.max(many, 0)):
+        term = _listed(terms, r, many)
+        above += (term > cut).to(tl.int32)
+        equal += (term == cut).to(tl.int32)
+        inner += tl.where((term < cut) & (term > beside), term, 0.0)
+    return above, equal, inner
+
+
+@triton.jit
+def _list(listed, many, term, some, LIST: tl.constexpr):
+    tl.store(listed + many * LANES, term, mask=some & (many < LIST))
+    return many + some.to(tl.int32)
 
 
 @kernel()
 def cut_bands(
-    weight, bound, x, panel, reach, zeros, lead_count, lead_index, lead_value, asked, pivots, counts, edges, sums,
+    weight, bound, x, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
     marked, bias, out, cuts, ties, tied, scratch, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
-    LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
+    LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, SORT: tl.constexpr,
+    MERGE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Lists the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
 
-    tied: as the last two parts of the marks of `walk`. What defeats a band is done by the definition.
+    tied: as the last two parts of the marks of `walk`. What defeats a band is done by the definition. The programs of a
+    multiprocessor share samples, whose panel stays in its cache.
     """
     tiles = (chunk + LANES - 1) // LANES
     plane = rows * chunk
-    listed = scratch + tl.program_id(0) * LIST * LANES + tl.arange(0, LANES)
-    most = tl.load(asked + 1)
+    # The lower band's terms with the other sign: what is said of the largest holds for both.
+    upper_list = scratch + tl.program_id(0) * 2 * LIST * LANES + tl.arange(0, LANES)
+    lower_list = upper_list + LIST * LANES
+    outlying = tl.load(asked + 1)
     for unit in range(tl.program_id(0), tiles * rows, programs):
-        row = unit // tiles
-        within = unit % tiles * LANES + tl.arange(0, LANES)
+        row = unit % rows
+        within = unit // rows * LANES + tl.arange(0, LANES)
         here = within < chunk
         lane = first + within
         cell = row * chunk + within
-        far = tl.load(reach + lane, mask=here, other=0.0)
-        largest = tl.load(bound + row * blocks)
-        leads = tl.load(lead_count + lane, mask=here, other=0)
-        none = tl.load(zeros + lane, mask=here, other=0) - leads
-        lost = (far != far) | (largest + 0.0 * none.to(tl.float32) != largest)
-        up = tl.load(pivots + cell, mask=here, other=0.0)
-        down = tl.load(pivots + plane + cell, mask=here, other=0.0)
-        above = tl.load(counts + cell, mask=here, other=0)
-        below = tl.load(counts + plane + cell, mask=here, other=0)
         outer_low = tl.load(edges + cell, mask=here, other=0.0)
         low = tl.load(edges + plane + cell, mask=here, other=0.0)
         high = tl.load(edges + 2 * plane + cell, mask=here, other=0.0)
         outer_high = tl.load(edges + 3 * plane + cell, mask=here, other=0.0)
-        value = tl.load(sums + cell, mask=here, other=0.0)
         mine = panel + lane // LANES * d * LANES + lane % LANES
         many = tl.full((LANES,), 0, tl.int32)
+        many2, both = many, many
         for begin in range(0, d, 32):
             bits = ~tl.load(marked + begin // 32 * plane + cell, mask=here, other=-1)
             bits = (bits << tl.maximum(begin + 32 - d, 0)).to(tl.uint32, bitcast=True)
             while any_of(bits != 0):
                 lowest = bits & (bits ^ (bits - 1))
-                place = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-                i = begin + 31 - place
+                i = begin + 158 - (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23)
                 some = bits != 0
                 w = tl.load(weight + row * d + i, mask=some, other=0.0)
                 term = w * tl.load(mine + i * LANES, mask=some, other=0.0) + 0.0
-                tl.store(listed + many * LANES, term, mask=some & (many < LIST))
-                many += some.to(tl.int32)
+                many = _list(upper_list, many, term, some & (term >= high), LIST)
+                many2 = _list(lower_list, many2, 0.0 - term, some & (term <= low), LIST)
+                both += some.to(tl.int32)
                 bits ^= lowest
+        far = tl.load(reach + lane, mask=here, other=0.0)
+        largest = tl.load(bound + row * blocks)
+        leads = tl.load(lead_count + lane, mask=here, other=0)
+        none = tl.load(zeros + lane, mask=here, other=0) - leads
+        value = tl.load(sums + cell, mask=here, other=0.0)
+        above = tl.load(counts + cell, mask=here, other=0)
+        below = d - above - both - tl.load(counts + plane + cell, mask=here, other=0)
+        lost = (far != far) | (largest + 0.0 * far != largest)
         odd = (leads > LEADS) | ~(largest * far <= LARGEST)
-        if most > 0:
+        if outlying > 0:
+            # In the panel they are zeros. Such a zero must not be listed.
+            above -= tl.where(outer_high < 0, leads, 0)
+            below -= tl.where(outer_low > 0, leads, 0)
+            odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
             for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
                 i = tl.load(lead_index + q * width + lane, mask=q < leads, other=0)
                 v = tl.load(lead_value + q * width + lane, mask=q < leads, other=0.0)
                 term = product_of(tl.load(weight + row * d + i, mask=q < leads, other=0.0), v)
-                between = (term < high) & (term > low)
-                value += tl.where((q < leads) & between, term, 0.0)
-                some = (q < leads) & ~between & (term >= outer_low) & (term <= outer_high)
-                tl.store(listed + many * LANES, term, mask=some & (many < LIST))
-                many += some.to(tl.int32)
+                value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
+                above += ((q < leads) & (term > outer_high)).to(tl.int32)
+                below += ((q < leads) & (term < outer_low)).to(tl.int32)
+                some = (q < leads) & (term >= outer_low) & (term <= outer_high)
+                many = _list(upper_list, many, term, some & (term >= high), LIST)
+                many2 = _list(lower_list, many2, 0.0 - term, some & (term <= low), LIST)
                 # It stays, if it is not removed: the sum is infinite.
                 odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & ((top == 0) | (bottom == 0)))
-            # A zero that stands for an outlying term must not be listed.
-            odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
         tl.debug_barrier()
-        odd = odd | (many > LIST)
-        many = tl.minimum(many, LIST)
-        before, _ = _around(listed, up, many)
-        after, at_down = _around(listed, down, many)
-        rank = before + top - above
-        rank2 = after + at_down + below - bottom + 1  # the bottom-th smallest, counted from the largest
-        # A pivot or a band that ends at 0 tells how many terms are positive, or negative.
-        positive, negative = above, below
-        if any_of((high == TINY) | (low == -TINY)):
-            more, _ = _around(listed, high * 0, many)
-            least, zeros_ = _around(listed, low * 0, many)
-            positive = tl.where(high == TINY, above - before + more, positive)
-            less = many - after - at_down
-            negative = tl.where(low == -TINY, below - less + many - least - zeros_, negative)
-        zero = ((up == 0) | (high == TINY)) & (positive < top) & (top <= positive + none)
-        zero2 = ((down == 0) | (low == -TINY)) & (negative < bottom) & (bottom <= negative + none)
+        odd = odd | (many > LIST) | (many2 > LIST)
+        many, many2 = tl.minimum(many, LIST), tl.minimum(many2, LIST)
+        # A band that ends at 0 tells how many terms are positive, or negative.
+        tiny = _tiny(high)
+        positive, negative = above + many, below + many2
+        zero = (high == tiny) & (positive < top) & (top <= positive + none)
+        zero2 = (low == 0.0 - tiny) & (negative < bottom) & (bottom <= negative + none)
         want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
-        ends = outer_low + low + high + outer_high + up + down
-        odd = odd | (ends != ends) | ((zero | zero2) & (want | want2) & ~(high > low))
-        odd = odd | (want & ((rank < 1) | (rank > many))) | (want2 & ((rank2 < 1) | (rank2 > many)))
-        fine = here & ~lost & ~odd
-        upper, over, equal = _ranked(listed, many, rank, high, outer_high, want & fine)
-        lower, over2, equal2 = _ranked(listed, many, rank2, outer_low, low, want2 & fine)
-        apart = high > low
-        odd = odd | (want & ~((upper >= high) | ~apart)) | (want2 & ~((lower <= low) | ~apart))
-        leave, stay = rank - over, equal - (rank - over)
-        leave2, stay2 = equal2 - (rank2 - over2) + 1, rank2 - over2 - 1
-        upper = tl.where(top == 0, float("inf"), tl.where(zero, 0.0, upper))
-        lower = tl.where(bottom == 0, float("-inf"), tl.where(zero2, 0.0, lower))
+        rank, rank2 = top - above, bottom - below
+        ends = outer_low + low + high + outer_high
+        odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
+        odd = odd | (want & ((rank < 1) | (rank > many))) | (want2 & ((rank2 < 1) | (rank2 > many2)))
+        upper = tl.where(zero, 0.0, _ranked(upper_list, many, rank, SORT, MERGE, PLACES))
+        lower = tl.where(zero2, 0.0, 0.0 - _ranked(lower_list, many2, rank2, SORT, MERGE, PLACES))
+        upper = tl.where(top == 0, float("inf"), upper)
+        lower = tl.where(bottom == 0, float("-inf"), lower)
         # Tied with both cuts: only zeros are so many as a rule.
-        odd = (
-            (odd | ((upper == lower) & ~(zero & zero2)) | (upper < lower) | ~(tl.abs(value) <= LARGEST)) & here & ~lost
-        )
-        inner = value * 0
-        for r in range(0, tl.max(many, 0)):
-            term = _listed(listed, r, many)
-            inner += tl.where((term < upper) & (term > lower), term, 0.0)
+        odd = odd | ((upper == lower) & ~(zero & zero2)) | (upper < lower)
+        over, equal, inner = _around(upper_list, many, upper, lower)
+        # What lies in both bands has been added.
+        over2, equal2, inner2 = _around(lower_list, many2, 0.0 - lower, 0.0 - tl.minimum(upper, high))
+        leave, leave2 = rank - over, rank2 - over2
+        stay, stay2 = equal - leave, equal2 - leave2
+        inner -= inner2
         inner += tl.where(want & (stay > 0), stay.to(tl.float32) * upper, 0.0)
         inner += tl.where(want2 & (stay2 > 0), stay2.to(tl.float32) * lower, 0.0)
         value += inner
+        odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
         tl.debug_barrier()
         if HAS_BIAS:
             value += tl.load(bias + row)
@@ -392,7 +441,7 @@ def cut_bands(
         bits = bits_of(odd)
         if bits != 0:
             by_definition(
-                weight + row * d, x, bias + row, first + unit % tiles * LANES, bits, d, top, bottom, out + row, rows,
+                weight + row * d, x, bias + row, first + unit // rows * LANES, bits, d, top, bottom, out + row, rows,
                 cuts + place, 1, rows * samples, ties + place, tied + row, tied + rows, HAS_BIAS, True, KEEP, 8,
             )  # fmt: skip
         if KEEP:

@@ -15,14 +15,14 @@ def _terms_of(walker, lane, j, d, TILE: tl.constexpr):
 
 
 @triton.jit
-def _keys(terms):
+def keys_of(terms):
     """Integers that order as the terms do."""
     bits = terms.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _value_of(key):
+def value_of(key):
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -57,7 +57,7 @@ def by_definition(
         count, count2 = none, none
         for j in range(0, d, TILE):
             terms, inside = _terms_of(walker, lane, j, d, TILE)
-            key = _keys(terms)
+            key = keys_of(terms)
             count += tl.sum((inside & (key >= middle[None, :])).to(tl.int32), 0)
             count2 += tl.sum((inside & (~key >= middle2[None, :])).to(tl.int32), 0)
         open1 = (sure == 0) & (high > middle) & (middle > low)
@@ -78,11 +78,11 @@ def by_definition(
     cut2 = cut
     for j in range(0, d, TILE):
         terms, inside = _terms_of(walker, lane, j, d, TILE)
-        key = _keys(terms)
+        key = keys_of(terms)
         cut = tl.minimum(cut, tl.min(tl.where(inside & (key >= low[None, :]), key, 0x7F800000), 0))
         cut2 = tl.minimum(cut2, tl.min(tl.where(inside & (~key >= low2[None, :]), ~key, 0x7F800000), 0))
-    upper = tl.where(top > 0, _value_of(cut), float("inf"))
-    lower = tl.where(bottom > 0, _value_of(~cut2), float("-inf"))
+    upper = tl.where(top > 0, value_of(cut), float("inf"))
+    lower = tl.where(bottom > 0, value_of(~cut2), float("-inf"))
     kept = tl.full((TILE, SIZE), 0.0, tl.float32)
     above, below, at_upper, at_lower = none, none, none, none
     for j in range(0, d, TILE):
