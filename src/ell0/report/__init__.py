@@ -57,7 +57,7 @@ def _runs(sources: Sequence[Source]) -> list[Run]:
 
 def _view(run: Run) -> View:
     measured = {row.what for row in run.results.rows}
-    theory = theory_view if "robust_error" in measured else malware_view if "evasion" in measured else None
+    theory = theory_view if "k_chosen" in measured else malware_view if "evasion" in measured else None
     return theory(run.results) if theory else view_of(run)
 
 

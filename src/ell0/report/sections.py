@@ -291,11 +291,12 @@ def _proven(certified: Rows, clean: Rows, quoted: Rows, units: str, styles: Mapp
             words = name if sure is None else f"{name}, with {percent(sure)} confidence"
             lines.append(Series(words, styles[name], points))
         medians = [row for row in quoted if row.what == "certified_radius" and "beta" not in rows[0]]
-        for row in (row for row in medians if row.get("unit", "feature") == rows[0].get("unit", "feature")):
+        medians = [row for row in medians if row.get("unit", "feature") == rows[0].get("unit", "feature")]
+        for style, row in enumerate(medians, len(styles)):
             # A median of r: half of the rows are certified at r.
             point = ChartPoint(row.value, 50.0, words=str(row.get("source", NONE)))
             words = f"{who(row)}, published median {number(row.value)}"
-            lines.append(Series(words, len(styles) + len(lines), [point], published=True))
+            lines.append(Series(words, style, [point], published=True))
         if len({point.x for line in lines for point in line.points}) > 1:
             axes = Axis(f"{units} changed", "values"), Axis("certified accuracy", ends=(0.0, 100.0), unit=" %")
             yield Chart("Proven over the budget", terms, *axes, lines)
