@@ -85,7 +85,7 @@ def options(script: str, description: str | None) -> ArgumentParser:
 def add_counts(parser: ArgumentParser, **helps: str) -> None:
     """Adds an option with a number for each name; without it the benchmark's own default holds."""
     for name, text in helps.items():
-        parser.add_argument(f"--{name}", type=int, help=text)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=text)
 
 
 def main(benchmark: Callable[..., Results], parser: ArgumentParser, argv: Sequence[str] | None = None) -> int:

@@ -427,6 +427,15 @@ def test_make_runs_the_benchmarks_and_then_writes_the_docs(reference: str, tmp_p
         Run(root=tmp_path, require_mnist=True).images()
 
 
+def test_the_command_of_a_count_can_be_given_again() -> None:
+    parser = measure.options("some.py", None)
+    measure.add_counts(parser, training_rows="rows")
+    found = Mock(return_value=Results("some", ""))
+    assert measure.main(found, parser, ["--training-rows", "3"]) == 0
+    assert found.call_args.args[0].command == "python benchmarks/some.py --training-rows 3"
+    assert found.call_args.kwargs == {"training_rows": 3}
+
+
 def test_votes_are_compared_on_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of 80 malware rows and more harmless ones as many are drawn; 16 of 20 features tell them apart."""
     draw = np.random.default_rng(0)

@@ -12,12 +12,12 @@ import torch
 from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
-NAMES = ("mixed", "tiles", "pairs", "determinism", "size", "prepared", "empty")
+NAMES = ("alone", "mixed", "tiles", "pairs", "determinism", "size", "prepared", "empty")
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 
 
 @needs_triton
-@pytest.mark.parametrize("names", [NAMES[:1], NAMES[1:]], ids=" ".join)
+@pytest.mark.parametrize("names", [NAMES[:1], NAMES[1:2], NAMES[2:]], ids=" ".join)
 def test_kernels(names: tuple[str, ...]) -> None:
     environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(

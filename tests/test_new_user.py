@@ -113,11 +113,10 @@ def test_a_new_user_comes_from_arrays_to_pages(tmp_path: Path, monkeypatch: pyte
     )
     assert alone.clean_accuracy >= 1
 
-    np.savez("rows.npz", x=x, y=y)
     np.savez("mine.npz", x_train=rows[0].numpy(), y_train=y_train, x_test=x, y_test=y)
     (tmp_path / "net.py").write_text("from a_users_network import build\ndef mine():\n    return build((1, 6, 6), 3)\n")
     words = (
-        "attack net:mine --weights fitted --data rows.npz --low 0 --high 1 --unit pixel --budget 4 --attack sparse_rs"
+        "attack net:mine --weights fitted --data mine.npz --low 0 --high 1 --unit pixel --budget 4 --attack sparse_rs"
     )
     assert (
         main([*words.split(), "--queries", "30", "--page", "attack.html", "--save-examples", "adv.npz", "--quiet"]) == 0

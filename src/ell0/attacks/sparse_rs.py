@@ -185,7 +185,7 @@ class Search:
         each, (since, drawn) = 3 + self._clean.shape[1], self._drawn
         if self._moment >= since + len(drawn) or drawn.shape[2] != units:
             # For many moments at once where rows are few: each call has its price.
-            ahead = max(1, _AHEAD // (len(self._at) * units * each))
+            ahead = _AHEAD // max(1, len(self._at) * units * each) + 1
             moments = torch.arange(self._moment, self._moment + ahead, device=self._at.device).unsqueeze(1)
             drawn = self._victim.draws.uniform(self._at, moments, units * each).unflatten(2, (units, each))
             self._drawn = since, drawn = self._moment, drawn
