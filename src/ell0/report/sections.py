@@ -279,7 +279,9 @@ def _terms(row: Measurement, units: str, sure: bool = True) -> str:
     return ", ".join(filter(None, [beta_words(row) or "any value", pixels, by, chance]))
 
 
-def _proven(certified: Rows, clean: Rows, quoted: Rows, units: str, styles: Mapping[str, int]) -> Iterator[Chart]:
+def _proven(
+    certified: Rows, clean: Sequence[Measurement], quoted: Sequence[Measurement], units: str, styles: Mapping[str, int]
+) -> Iterator[Chart]:
     """Certified accuracy over the budget, a line for each classifier, from its clean accuracy on; published medians."""
     for terms, rows in grouped(certified, lambda row: _terms(row, units, sure=False)):
         lines: list[Series] = []
