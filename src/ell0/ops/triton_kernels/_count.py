@@ -14,7 +14,7 @@ from ._networks import merged, network
 
 STEEP = tl.constexpr(2.0**90)
 # Half the width of a band, in gaps between terms: this, and more for each term that the pivot is off.
-SLACK, SPREAD = tl.constexpr(6.0), tl.constexpr(1.5)
+SLACK, SPREAD = tl.constexpr(9.0), tl.constexpr(3.0)
 WHOLE = tl.constexpr(24.0)  # so few terms between two pivots are a band
 CLOSE = tl.constexpr(64.0)  # so few terms between two pivots lie evenly
 
