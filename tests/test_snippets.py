@@ -39,7 +39,7 @@ def attacks(names: Names) -> None:
     x, model = names["x"], names["my_model"]
     for name in ("normalised", "shares", "second", "last", "arrays"):
         expected = model(x).log_softmax(1) if name == "shares" else model(x)
-            torch.testing.assert_close(names[name](x), expected, msg=name)
+        torch.testing.assert_close(names[name](x), expected, msg=name)
     assert 60 < names["result"].success.sum() <= 100 - 100 * names["evaluation"].robust_accuracy
 
 
