@@ -160,7 +160,7 @@ def _over_budget(results: Results, decay: float, errors: list[Measurement]) -> S
         for bound in bounds:
             found = {row["classifier"]: row for row in some if row["budget"] == bound["budget"]}
             shares = [Cell.share(found[name]) if name in found else "not measured" for name in _COLUMNS]
-            k = number(found[CHOSEN]["k"]) if CHOSEN in found else "not measured"
+            k = number(found[CHOSEN]["k"])
             lines.append((number(d), number(bound["budget"]), k, *shares, Cell.share(bound)))
     return Section(
         f"Robust error over budget: {_signal(decay)}",
