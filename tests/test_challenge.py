@@ -102,7 +102,7 @@ def test_a_box_of_the_ball_is_kept_row_by_row() -> None:
     assert torch.equal(certify.challenge(model, x, y, torch.tensor([8, 7, 6] * 4), anything, CHEAP).fell, result.fell)
     certify.challenge(model, 50 * x, y, torch.tensor([8, 7, 6] * 4), anything, CHEAP)
     claimed = torch.full((12,), 6)
-    narrow = L0Ball(6, low=0.0, high=torch.tensor(0.1))  # a tensor: meant so, though x is wider
+    narrow = L0Ball(6, low=0.0, high=torch.tensor([0.1]))  # a tensor: meant so, though x is wider
     assert not len(certify.challenge(model, x, y, claimed, narrow, CHEAP).fell)
     assert len(certify.challenge(model, x, y, claimed, L0Ball(6, low=0.0, high=9.0), CHEAP).fell)
 

@@ -98,7 +98,9 @@ def test_the_environment_is_what_the_lock_files_name() -> None:
     made_from = Path(sys.prefix, ".locked")
     if not made_from.exists() or made_from.read_text() != (ROOT / "requirements.lock").read_text():
         pytest.skip("needs the environment that make setup makes of these lock files")
-    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in metadata.distributions()}
+    # Not those of sys.path: setuptools puts what it has copied there once it is imported.
+    found = metadata.distributions(path=[sysconfig.get_path("purelib")])
+    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in found}
     torch = locked("torch-cpu.lock" if installed["torch"].endswith("+cpu") else "torch.lock")
     own = {name: version for name, version in installed.items() if name not in ("ell0", "pip")}
     assert own.items() <= (locked("requirements.lock") | torch).items()

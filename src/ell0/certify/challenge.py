@@ -83,4 +83,4 @@ def _boxes(ball: L0Ball, x: Tensor) -> list[L0Ball]:
     if not ((low.eq(-math.inf) & high.eq(math.inf)) | ~mutable).all():
         raise ValueError(f"ball must have a finite box, or none at all, got low={ball.low!r} and high={ball.high!r}")
     # As tensors: they stand for any value, so they need not be of the scale of x.
-    return [replace(ball, low=x.new_tensor(-beta), high=x.new_tensor(beta)) for beta in (1.0, 100.0)]
+    return [replace(ball, low=x.new_tensor([-beta]), high=x.new_tensor([beta])) for beta in (1.0, 100.0)]
