@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..results import CLEAN, WORST_CASE, Measurement, Results, Share
-from .charts import COLOURS, Axis, Chart, ChartPoint, Series
+from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, several, span
 from .run_files import Exhibit, LogLine, Run
 from .selection import (
@@ -325,8 +325,10 @@ def _sandwich(certified: Rows, worst: Rows, units: str, styles: Mapping[str, int
             if start := start_of(attacked[0], attacked):
                 rows, attacked = [start, *rows], [start, *attacked]
         both = [
-            Series(words, styles[name] + i * COLOURS, [_share_point(row, "budget", units) for row in some])
-            for i, (words, some) in enumerate({"certified": rows, "stands under attack": attacked}.items())
+            Series(words, style, [_share_point(row, "budget", units) for row in some])
+            for style, (words, some) in enumerate(
+                {"certified": rows, "stands under attack": attacked}.items(), len(styles)
+            )
         ]
         axis = Axis("share of rows", ends=(0.0, 100.0), unit=" %")
         yield Chart(name, terms, Axis(f"{units} changed", "values"), axis, both)
