@@ -229,6 +229,8 @@ def test_a_box_that_does_not_seem_to_be_meant(x: list[float], low: Any, high: An
     ball.check_near(rows)
     frozen = L0Ball(1, low=low, high=high, mutable=torch.tensor([False, False]))
     assert frozen.doubt(rows) is None  # only what may change counts
+    wide = torch.tensor([[0.7, 1.3]], dtype=torch.float64)
+    assert L0Ball.of(wide, 1).doubt(wide.float()) is None  # though rounding moves both ends
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0)])

@@ -144,7 +144,8 @@ def test_data_of_any_kind_gives_the_same(kind: str) -> None:
         "arrays in pairs": (((some.numpy(), labels.numpy()) for some, labels in loader),),
     }
     assert_same(found(Line(), *data[kind]), PLAIN)
-    assert sparse_rs(nn.Linear(D, 2), x.double(), y, within_one(1), queries=2).x_adv.dtype == torch.float32
+    for kind in (torch.float64, torch.float16):
+        assert sparse_rs(nn.Linear(D, 2), x.to(kind), y, within_one(1), queries=2).x_adv.dtype == torch.float32
 
 
 def test_all_batches_are_read_and_checked_before_an_attack() -> None:
@@ -187,6 +188,8 @@ def test_a_killed_evaluation_of_a_loader_goes_on(tmp_path: Path) -> None:
         (torch.zeros(3, 2), "y must be given, or x be a DataLoader, a Dataset or batches .* got a float32 tensor"),
         ((torch.zeros(3, 2), torch.zeros(3)), r"x must give pairs \(x, y\), such as \[\(x, y\)\], got Tensor"),
         (3, "y must be given, or x be a DataLoader, a Dataset or batches"),
+        ([(torch.ones(4, D), torch.ones(3).long()), (torch.ones(3, D), torch.ones(4).long())], "one label a row, got"),
+        ([(torch.ones(D), torch.tensor(1))], "one label a row, got"),
     ],
 )
 def test_data_that_is_not_clear(data: Any, words: str) -> None:

@@ -118,6 +118,7 @@ class L0Ball:
             if width > 0 and (least < self.low - far or most > self.high + far):
                 scale = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
                 way = f"give low={least:g} and high={most:g}, as L0Ball.of(x, {self.budget}, {self.unit!r}) does"
+                way += f"; if it is meant so, low=torch.tensor([{self.low:g}])"
                 raise ValueError(f"low and high must be of the scale of x: {scale}; {way}")
 
     def doubt(self, x: Tensor) -> str | None:
@@ -126,7 +127,7 @@ class L0Ball:
             return None
         (least, most), width = self._range(x), self.high - self.low
         where = f"x lies in [{least:g}, {most:g}], the box is [{self.low:g}, {self.high:g}]"
-        if least < self.low or most > self.high:
+        if least < float(x.new_tensor(self.low)) or most > float(x.new_tensor(self.high)):  # the box in the dtype of x
             return f"clean values outside the box: {where}; L0Ball.of(x, {self.budget}) takes the range of x"
         below = most > self.high - 0.05 * width and least >= self.low + 0.4 * width
         above = least < self.low + 0.05 * width and most <= self.high - 0.4 * width

@@ -166,8 +166,8 @@ def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Arrays as tensors.
 
     x: what NumPy takes for an array becomes floating-point numbers in the dtype and on the device of the model's
-    parameters; a float64 tensor becomes float32 for a model of float32. y: an array of labels, of a classifier with
-    ``classes_``, becomes their numbers there.
+    parameters; floating-point tensors become float32 for a model of float32. y: an array of labels, of a
+    classifier with ``classes_``, becomes their numbers there.
     """
     own = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
     if not isinstance(x, Tensor) and hasattr(x, "__array__"):
@@ -177,7 +177,7 @@ def as_rows(model: object, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         kind = array.dtype if array.dtype in (np.float32, np.float64) else np.float32
         # A copy: torch warns about arrays that it may not write to.
         x = torch.from_numpy(np.array(array, dtype=kind)).to(own if own is not None else "cpu")
-    if own is not None and isinstance(x, Tensor) and (x.dtype, own.dtype) == (torch.float64, torch.float32):
+    if own is not None and own.dtype == torch.float32 and isinstance(x, Tensor) and x.is_floating_point():
         x = x.float()
     if isinstance(y, list | tuple) or (not isinstance(y, Tensor) and hasattr(y, "__array__")):
         y = np.asarray(y)
@@ -216,6 +216,8 @@ def joined(model: object, data: Any, size: int, again: bool) -> tuple[Tensor, Te
         x, y = as_rows(model, *batch)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise ValueError(f"x must give pairs of tensors or arrays, got {describe(x)} and {describe(y)}")
+        if not x.ndim or not y.ndim or len(x) != len(y):
+            raise ValueError(f"x must give batches with one label a row, got {describe(x)} and {describe(y)}")
         x, y = (part if own is None else part.to(own.device) for part in (x, y))
         found.append((x if x.is_floating_point() else x.float(), y))
         if x.shape[1:] != found[0][0].shape[1:]:
