@@ -144,8 +144,8 @@ def test_data_of_any_kind_gives_the_same(kind: str) -> None:
         "arrays in pairs": (((some.numpy(), labels.numpy()) for some, labels in loader),),
     }
     assert_same(found(Line(), *data[kind]), PLAIN)
-    for kind in (torch.float64, torch.float16):
-        assert sparse_rs(nn.Linear(D, 2), x.to(kind), y, within_one(1), queries=2).x_adv.dtype == torch.float32
+    for dtype in (torch.float64, torch.float16):
+        assert sparse_rs(nn.Linear(D, 2), x.to(dtype), y, within_one(1), queries=2).x_adv.dtype == torch.float32
 
 
 def test_all_batches_are_read_and_checked_before_an_attack() -> None:
