@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from copy import deepcopy
@@ -25,6 +26,7 @@ from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.precision import dense_products
 from ell0.results import Measurement, Results
 from ell0.train import TrainConfig, fit
+from ell0.train.config import Augment
 from measure import Run, add_counts, main, options
 
 DATA = "cifar10"
@@ -33,7 +35,7 @@ TAUS = (0.125, 0.25, 0.5, 1.0, 2.0)
 NETWORKS = {"mlp": PartMLP, "cnn": PartCNN, "transformer": PartTransformer}
 TRAINING = TrainConfig(
     batch=512, rates=(0.0015,), schedule="cosine", warm_up=0.05, optimizer="adamw", weight_decay=0.05, ema=0.998,
-    augment="crop-flip-reflect", precision="bf16",
+    precision="bf16",
 )  # fmt: skip
 PROBED = 20  # steps of an epoch that is timed
 MOST = 64  # changes that are looked at
@@ -61,13 +63,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Candidate:
-    """grids: several are families of parts that all vote.  budget: of the training.  more: of `VoteObjective`."""
+    """grids: several are families of parts that all vote.  budget: of the training.  more: of `VoteObjective`.
+
+    share: of the seconds that a candidate is trained for.
+    """
 
     grids: tuple[Grid, ...]
     network: str
     size: dict[str, Any]
     budget: int
     mirrored: bool = True
+    share: float = 1.0
+    augment: Augment = "crop-flip-reflect"
     more: dict[str, Any] = field(default_factory=dict)
 
     def on(self, *grids: Grid, **settings: Any) -> Candidate:
@@ -78,50 +85,27 @@ def few(*strides: tuple[int, int]) -> tuple[Grid, ...]:
     return tuple(map(Grid, strides))
 
 
-_WIDE = {"widths": (160,), "blocks": 4}
-_16, _32 = Candidate(few((4, 4)), "cnn", _WIDE, 4), Candidate(few((4, 8)), "cnn", _WIDE, 7)
-_64 = Candidate(few((8, 8)), "mlp", {"width": 1536, "depth": 4, "dropout": 0.3}, 13)
+_WIDE, _TOKENS = {"widths": (160,), "blocks": 4}, {"width": 192, "depth": 4, "dropout": 0.1}
+_16, _32 = Candidate(few((4, 4)), "cnn", _WIDE, 4, share=1.6), Candidate(few((4, 8)), "cnn", _WIDE, 8, share=1.3)
+_64 = Candidate(few((8, 8)), "mlp", {"width": 1536, "depth": 4, "dropout": 0.3}, 12, share=1.3)
 _128 = Candidate(few((8, 16)), "mlp", {"width": 1024, "depth": 4, "dropout": 0.2}, 20)
-_TOKENS = {"width": 256, "depth": 4, "dropout": 0.1}
 TRIED = {
-    "16 parts": _16,
-    "16 parts, learned pooling": _16.on(size={**_WIDE, "pool": "learned"}),
-    "16 parts, two stages": _16.on(size={"widths": (128, 256), "blocks": 2, "pool": "learned"}),
-    "16 parts, three stages": _16.on(size={"widths": (96, 192, 384), "blocks": 2}),
-    "16 parts, trained for 2": _16.on(budget=2),
-    "16 parts, trained for 6": _16.on(budget=6),
-    "16 parts, bound's weight 0.5": _16.on(more={"mix": 0.5}),
-    "16 parts, tanh": _16.on(more={"votes": "tanh"}),
-    "16 parts, sheared": _16.on(Grid((4, 4), shear=2)),
-    "16 parts, 2 x 8": _16.on(Grid((2, 8))),
-    "16 parts, pairs of pixels": _16.on(Grid((4, 4), block=(1, 2))),
-    "32 parts": _32,
-    "32 parts, MLP": _32.on(network="mlp", size=_64.size),
-    "32 parts, transformer": _32.on(network="transformer", size={**_TOKENS, "width": 192}),
-    "32 parts, sheared": _32.on(Grid((4, 8), shear=4)),
-    "64 parts": _64,
-    "64 parts, convolutions": _64.on(network="cnn", size={"widths": (256,), "blocks": 4, "pool": "learned"}),
-    "64 parts, transformer": _64.on(network="transformer", size=_TOKENS),
-    "64 parts, trained for 8": _64.on(budget=8),
-    "64 parts, tanh": _64.on(more={"votes": "tanh", "tau": 2.0}),
-    "64 parts, sheared": _64.on(Grid((8, 8), shear=4)),
-    "64 parts, 4 x 16": _64.on(Grid((4, 16))),
-    "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
-    "64 parts, two families": _64.on(*few((8, 8), (4, 16))),
     "128 parts": _128,
-    "128 parts, transformer": _128.on(network="transformer", size=_TOKENS),
-    "128 parts, trained for 28": _128.on(budget=28),
-    "128 parts, tanh": _128.on(more={"votes": "tanh", "tau": 2.0}),
-    "128 parts, no smoothing": _128.on(more={"smoothing": 0.0}),
-    "128 parts, bound's weight 0.95": _128.on(more={"mix": 0.95}),
-    "128 parts, 16 x 8": _128.on(Grid((16, 8))),
+    "64 parts": _64,
+    "16 parts": _16,
+    "128 parts, colours": _128.on(augment="warp-colour"),
+    "64 parts, colours": _64.on(augment="warp-colour"),
+    "16 parts, colours": _16.on(augment="warp-colour"),
+    "128 parts, pairs of pixels": _128.on(Grid((16, 8), block=(1, 2))),
+    "64 parts, transformer": _64.on(network="transformer", size=_TOKENS),
+    "64 parts, convolutions": _64.on(network="cnn", size={"widths": (192,), "blocks": 3, "pool": "learned"}),
     "128 parts, sheared": _128.on(Grid((8, 16), shear=8)),
-    "128 parts, pairs of pixels": _128.on(Grid((8, 16), block=(1, 2))),
-    "128 parts, blocks of 2 x 2": _128.on(Grid((8, 16), block=(2, 2))),
-    "128 parts, drawn at random": _128.on(Grid((8, 16), drawn=True), mirrored=False),
-    "128 parts, two families": _128.on(*few((8, 16), (16, 8))),
-    "128 and 64 parts": _128.on(*few((8, 16), (8, 8)), budget=13),
-    "256 parts": _128.on(Grid((16, 16)), budget=36),
+    "32 parts": _32,
+    "128 parts, tanh": _128.on(more={"votes": "tanh", "tau": 2.0}),
+    "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
+    "16 parts, two stages": _16.on(size={"widths": (128, 256), "blocks": 2, "pool": "learned"}),
+    "128 parts, strong colours": _128.on(augment="warp-strong"),
+    "128 parts, transformer": _128.on(network="transformer", size=_TOKENS, share=1.3),
 }
 
 
@@ -157,23 +141,26 @@ def radii(logits: Tensor, y: Tensor, owners: Sequence[Tensor], tau: float) -> Te
     return torch.where(right, held.scatter(1, y.unsqueeze(1), most).amin(1), -1)
 
 
-def benchmark(run: Run, *, only: str = "", seconds: int = 60, workers: int = 1, images: int | None = None) -> Results:
+def benchmark(
+    run: Run, *, only: str = "", seconds: int = 60, limit: int = 86400, workers: int = 1, images: int | None = None
+) -> Results:
     """Certified accuracy of each candidate on validation images, by the tau that proves most at its budget.
 
     Nothing is allowed for rounding. Other rules on the same logits are measured for candidates without a comma.
 
     Args:
         only: names of candidates, with " + " between them.  seconds: of each training, as many epochs as fit.
+        limit: seconds after which no candidate begins.
         workers: processes that share the candidates.  images: of each split, at most.
     """
-    for name, count in (("seconds", seconds), ("workers", workers), ("images", images or 1)):
+    for name, count in (("seconds", seconds), ("limit", limit), ("workers", workers), ("images", images or 1)):
         check_count(name, count)
     names = [each.strip() for each in only.split("+")] if only else list(TRIED)
     if unknown := [name for name in names if name not in TRIED]:
         raise ValueError(f"only must name candidates ({'; '.join(TRIED)}), got {unknown[0]!r}")
     results = Results.here("votes-search", run.command, seeds=[run.seed], device=run.place)
     given = replace(run, say=print) if workers > 1 else run
-    work = partial(tried, given, seconds=seconds, images=images)
+    work = partial(tried, given, seconds=seconds, until=time.time() + limit, images=images)
     found: dict[str, list[Measurement]] = {}
     if workers == 1:
         found = {name: work(name) for name in names}
@@ -186,9 +173,12 @@ def benchmark(run: Run, *, only: str = "", seconds: int = 60, workers: int = 1, 
     return results
 
 
-def tried(run: Run, name: str, *, seconds: int, images: int | None) -> list[Measurement]:
-    """Trains a candidate and measures it; nothing, and a line, if it fails: the others go on."""
+def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None) -> list[Measurement]:
+    """Trains a candidate and measures it; nothing, and a line, if it fails or it is too late: the others go on."""
     candidate = TRIED[name]
+    if time.time() > until:
+        run.say(f"{name} is left out: the time is over")
+        return []
     try:
         (x, y), (x_val, y_val) = (
             [part[:images].to(run.place) for part in data.load(DATA, split, run.root)]
@@ -196,10 +186,10 @@ def tried(run: Run, name: str, *, seconds: int, images: int | None) -> list[Meas
         )
         model, owners = built(candidate, tuple(x.shape[1:]), int(y.max()) + 1, run)
         objective = VoteObjective(candidate.budget * len(owners), **candidate.more)
-        config = replace(TRAINING, seed=run.seed, batch=min(TRAINING.batch, len(x)))
+        config = replace(TRAINING, seed=run.seed, batch=min(TRAINING.batch, len(x)), augment=candidate.augment)
         some = min(len(x), PROBED * config.batch)
         probe = fit(deepcopy(model), (x[:some], y[:some]), replace(config, epochs=2), objective=objective)
-        epochs = max(2, int(seconds / (probe.epochs[-1].seconds * len(x) / some)))
+        epochs = max(2, int(candidate.share * seconds / (probe.epochs[-1].seconds * len(x) / some)))
         training = fit(model, (x, y), replace(config, epochs=epochs), objective=objective)
         with torch.no_grad(), dense_products(tf32=True):
             logits = torch.cat([model.eval().part_logits(part) for part in x_val.split(500)]).double()
@@ -210,7 +200,8 @@ def tried(run: Run, name: str, *, seconds: int, images: int | None) -> list[Meas
     what |= {"network": candidate.network, "trained_for": candidate.budget}
     by_tau = {tau: radii(logits, y_val, owners, tau) for tau in TAUS}
     tau = max(TAUS, key=lambda each: int((by_tau[each] >= candidate.budget).sum()))
-    beside = {"epochs": epochs, "epoch_seconds": training.seconds / epochs}
+    last = training.epochs[-1]
+    beside = {"epochs": epochs, "epoch_seconds": training.seconds / epochs, "train_accuracy": last.train_accuracy}
     found = rows(by_tau[tau], BUDGETS, **what, tau=tau, beside=beside)
     if "," not in name and len(owners) == 1:
         reached = torch.ones(logits.shape[:2], dtype=torch.bool, device=x.device)
@@ -219,7 +210,8 @@ def tried(run: Run, name: str, *, seconds: int, images: int | None) -> list[Meas
             others = torch.where(right, rules.radii(logits, y_val, reached, rule, 1.0, 0.0, 0.0), -1)
             found += rows(others, BUDGETS, **what, method=rule)
     run.say(
-        f"{name}: {epochs} epochs, tau {tau:g}, " + ", ".join(f"{row.value:.3g}" for row in found[: len(BUDGETS) + 1])
+        f"{name}: {epochs} epochs, bound on the training rows {last.train_accuracy:.3g}, tau {tau:g}, "
+        + ", ".join(f"{row.value:.3g}" for row in found[: len(BUDGETS) + 1])
     )
     return found
 
@@ -239,6 +231,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", help='names of candidates, with " + " between them; default: all')
     add_counts(
         parser, seconds="seconds of each training (default: 60)", workers="processes on the device (default: 1)",
+        limit="seconds after which no candidate begins (default: a day)",
         images="images of each split to use (default: all)",
     )  # fmt: skip
     sys.exit(main(benchmark, parser))

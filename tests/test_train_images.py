@@ -19,10 +19,11 @@ from ell0.attacks import AttackResult
 from ell0.nn import InputTruncation
 from ell0.train import TrainConfig, fit
 from ell0.train import checkpoint as checkpoints
-from ell0.train.rows import AUGMENTS, Moves
+from ell0.train.rows import AUGMENTS, Moves, Warps
 from small_training import CLASSES, CONFIG, Killed, images, run, same
 
-ALL_MOVES = [(moves, 9 if name == "shift" else 162) for name, moves in AUGMENTS.items()]
+MOVES = {name: moves for name, moves in AUGMENTS.items() if isinstance(moves, Moves)}
+ALL_MOVES = [(moves, 9 if name == "shift" else 162) for name, moves in MOVES.items()]
 
 
 def convolutions() -> nn.Module:
@@ -63,8 +64,35 @@ def test_every_way_to_move_is_drawn(moves: Moves, ways: int) -> None:
     assert 50 < counts.min() <= counts.max() < 150
 
 
+def test_images_turn_zoom_shift_and_change_their_colours() -> None:
+    """Each by itself, to the end of its range, against what torch or the definition makes of it."""
+    points = torch.rand(3, 3, 7, 7, generator=torch.Generator().manual_seed(0)) - 0.5
+    rows, still = torch.tensor([2, 0]), torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0])
+    image = points[rows]
+
+    def warped(place: int, value: float, warps: Warps) -> Tensor:
+        way = still.clone()
+        way[place] = value
+        return warps.moved(points, rows, way.expand(2, -1))
+
+    warps, bright = Warps(turn=90.0, zoom=2.0, reach=2.0, colour=0.0), Warps(turn=0.0, zoom=0.0, reach=0.0, colour=0.5)
+    assert torch.equal(warped(0, 0.0, warps), image)
+    assert torch.equal(warped(4, -1.0, warps), image.flip(3))
+    assert torch.equal(warped(0, 1.0, warps), image.rot90(-1, (2, 3)))
+    assert torch.equal(warped(1, -1.0, warps)[:, :, 0, 0], image[:, :, 2, 2])  # three times as large
+    assert torch.equal(warped(2, 1.0, warps)[:, :, :5], image[:, :, 2:])
+    assert torch.equal(warped(3, 1.0, warps)[..., 5:], image[..., [5, 4]])
+    assert torch.allclose(warped(5, 1.0, bright), image + 0.5)
+    middle, grey = image.mean((1, 2, 3), keepdim=True), image.mean(1, keepdim=True)
+    assert torch.allclose(warped(6, -1.0, bright), middle + 0.5 * (image - middle))
+    assert torch.allclose(warped(7, 1.0, bright), (grey + 1.5 * (image - grey)).clamp(-1, 1))
+    drawn = bright.draw(1000, torch.Generator().manual_seed(1))
+    assert drawn.shape == (1000, 8)
+    assert float(drawn.min()) < -0.99 < 0.99 < float(drawn.max()) < 1
+
+
 def test_each_epoch_augments_x_and_x_prime_anew() -> None:
-    model, (x, y), crop_flip = convolutions(), images(20), AUGMENTS["crop-flip"]
+    model, (x, y), crop_flip = convolutions(), images(20), MOVES["crop-flip"]
     trained: list[Tensor] = []
     model.register_forward_pre_hook(lambda module, inputs: trained.append(inputs[0]) if module.training else None)
 
@@ -89,7 +117,7 @@ def test_each_epoch_augments_x_and_x_prime_anew() -> None:
 
 
 def test_images_moved_once_are_those_of_steps_and_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, (x, y), once = convolutions(), images(20), AUGMENTS["crop-flip-once"]
+    model, (x, y), once = convolutions(), images(20), MOVES["crop-flip-once"]
     x *= 0.9
     moved, calls, trained = Moves.moved, list[int](), list[Tensor]()
     attacked = torch.zeros_like(x)

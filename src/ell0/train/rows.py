@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +152,45 @@ class Moves:
         return torch.where(inside, moved, self.fill)
 
 
+@dataclass(frozen=True)
+class Warps:
+    """Turns, zooms and shifts, each with its mirror image half of the time; nearest pixels, mirrored beyond the edges.
+
+    turn: in degrees, either way.  zoom: either way, as a share.  reach: pixels of a shift in both directions.
+    colour: the most by which contrast and saturation are multiplied by more or less than 1, and brightness moves.
+    """
+
+    turn: float
+    zoom: float
+    reach: float
+    colour: float
+    once: ClassVar[bool] = False
+
+    def draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Eight numbers in [-1, 1) for each row: ``(rows, 8)``, on the CPU so that every device gets the same."""
+        return 2 * torch.rand(rows, 8, generator=generator, device="cpu") - 1
+
+    def moved(self, points: Tensor, rows: Tensor, ways: Tensor) -> Tensor:
+        """The images ``rows`` (m,) of points ``(n, channels, height, width)``, warped in the ways ``(m, 8)`` drawn."""
+        channels, height, width = points.shape[1:]
+        turn, zoom, down, right, side, bright, contrast, saturation = ways.view(-1, 8, 1, 1, 1).unbind(1)
+        angle, scale = math.radians(self.turn) * turn, (1 + self.zoom) ** zoom
+        y = torch.arange(height, device=ways.device).view(-1, 1) - (height - 1) / 2
+        x = torch.arange(width, device=ways.device) - (width - 1) / 2
+        x = torch.where(side < 0, -x, x)
+        cos, sin = scale * angle.cos(), scale * angle.sin()
+        from_y = (cos * y - sin * x + (height - 1) / 2 + self.reach * down).round().long()
+        from_x = (sin * y + cos * x + (width - 1) / 2 + self.reach * right).round().long()
+        channel = torch.arange(channels, device=points.device).view(1, -1, 1, 1)
+        warped = points[rows.view(-1, 1, 1, 1), channel, _reflected(from_y, height), _reflected(from_x, width)]
+        if not self.colour:
+            return warped
+        grey, middle = warped.mean(1, keepdim=True), warped.mean((1, 2, 3), keepdim=True)
+        coloured = grey + (1 + self.colour * saturation) * (warped - grey)
+        coloured = middle + (1 + self.colour * contrast) * (coloured - middle) + self.colour * bright
+        return coloured.clamp(-1, 1)
+
+
 def _reflected(places: Tensor, length: int) -> Tensor:
     """Places inside of a line 0 .. length - 1, of which those outside are mirror images, as often as needed."""
     period = max(2 * (length - 1), 1)
@@ -158,10 +198,13 @@ def _reflected(places: Tensor, length: int) -> Tensor:
     return torch.minimum(places, period - places)
 
 
-AUGMENTS: dict[Augment, Moves] = {
+AUGMENTS: dict[Augment, Moves | Warps] = {
     # Not filled with black: truncation would spend its k on the margin.
     "crop-flip": Moves(reach=4, mirrored=True, fill=0.0),
     "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
     "crop-flip-reflect": Moves(reach=4, mirrored=True, fill="reflect"),
     "shift": Moves(reach=1, mirrored=False, fill="nearest"),
+    "warp": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.0),
+    "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2),
+    "warp-strong": Warps(turn=15.0, zoom=0.25, reach=5.0, colour=0.4),
 }
