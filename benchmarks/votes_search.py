@@ -89,6 +89,8 @@ _WIDE, _TOKENS = {"widths": (160,), "blocks": 4}, {"width": 192, "depth": 4, "dr
 _16, _32 = Candidate(few((4, 4)), "cnn", _WIDE, 4, share=1.6), Candidate(few((4, 8)), "cnn", _WIDE, 8, share=1.3)
 _64 = Candidate(few((8, 8)), "mlp", {"width": 1536, "depth": 4, "dropout": 0.3}, 12, share=1.3)
 _128 = Candidate(few((8, 16)), "mlp", {"width": 1024, "depth": 4, "dropout": 0.2}, 20)
+_PAIRS, _SHEARED = Grid((16, 8), block=(1, 2)), Grid((8, 16), shear=8)
+_SHAPES = (Grid((8, 16)), _SHEARED, _PAIRS)
 TRIED = {
     "128 parts": _128,
     "64 parts": _64,
@@ -96,16 +98,16 @@ TRIED = {
     "128 parts, colours": _128.on(augment="warp-colour"),
     "64 parts, colours": _64.on(augment="warp-colour"),
     "16 parts, colours": _16.on(augment="warp-colour"),
-    "128 parts, pairs of pixels": _128.on(Grid((16, 8), block=(1, 2))),
+    "128 parts, pairs of pixels": _128.on(_PAIRS),
+    "128 parts, three families": _128.on(*_SHAPES, share=2.0),
     "64 parts, transformer": _64.on(network="transformer", size=_TOKENS),
     "64 parts, convolutions": _64.on(network="cnn", size={"widths": (192,), "blocks": 3, "pool": "learned"}),
-    "128 parts, sheared": _128.on(Grid((8, 16), shear=8)),
+    "128 parts, sheared": _128.on(_SHEARED),
     "32 parts": _32,
     "128 parts, tanh": _128.on(more={"votes": "tanh", "tau": 2.0}),
     "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
     "16 parts, two stages": _16.on(size={"widths": (128, 256), "blocks": 2, "pool": "learned"}),
     "128 parts, strong colours": _128.on(augment="warp-strong"),
-    "128 parts, transformer": _128.on(network="transformer", size=_TOKENS, share=1.3),
 }
 
 
