@@ -89,6 +89,8 @@ _WIDE, _TOKENS = {"widths": (160,), "blocks": 4}, {"width": 192, "depth": 4, "dr
 _16, _32 = Candidate(few((4, 4)), "cnn", _WIDE, 4, share=1.6), Candidate(few((4, 8)), "cnn", _WIDE, 8, share=1.3)
 _64 = Candidate(few((8, 8)), "mlp", {"width": 1536, "depth": 4, "dropout": 0.3}, 12, share=1.3)
 _128 = Candidate(few((8, 16)), "mlp", {"width": 1024, "depth": 4, "dropout": 0.2}, 20)
+_SMALL = {"widths": (192,), "blocks": 3, "pool": "learned"}
+_STAGES = {"widths": (128, 256), "blocks": 2, "pool": "learned"}
 _PAIRS, _SHEARED = Grid((16, 8), block=(1, 2)), Grid((8, 16), shear=8)
 _SHAPES = (Grid((8, 16)), _SHEARED, _PAIRS)
 TRIED = {
@@ -101,13 +103,22 @@ TRIED = {
     "128 parts, pairs of pixels": _128.on(_PAIRS),
     "128 parts, three families": _128.on(*_SHAPES, share=2.0),
     "64 parts, transformer": _64.on(network="transformer", size=_TOKENS),
-    "64 parts, convolutions": _64.on(network="cnn", size={"widths": (192,), "blocks": 3, "pool": "learned"}),
+    "64 parts, convolutions": _64.on(network="cnn", size=_SMALL),
     "128 parts, sheared": _128.on(_SHEARED),
     "32 parts": _32,
     "128 parts, tanh": _128.on(more={"votes": "tanh", "tau": 2.0}),
     "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
-    "16 parts, two stages": _16.on(size={"widths": (128, 256), "blocks": 2, "pool": "learned"}),
+    "16 parts, two stages": _16.on(size=_STAGES),
     "128 parts, strong colours": _128.on(augment="warp-strong"),
+    "128 parts, 32 seen": _128.on(more={"seen": 32}),
+    "64 parts, 16 seen": _64.on(more={"seen": 16}),
+    "16 parts, 4 seen": _16.on(more={"seen": 4}),
+    "64 parts, 16 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 16}),
+    "16 parts, 4 seen, two stages": _16.on(size=_STAGES, more={"seen": 4}),
+    "128 parts, 16 seen": _128.on(more={"seen": 16}),
+    "32 parts, 8 seen": _32.on(more={"seen": 8}),
+    "16 parts, 4 seen, colours": _16.on(augment="warp-colour", more={"seen": 4}),
+    "128 parts, 32 seen, tanh": _128.on(more={"seen": 32, "votes": "tanh", "tau": 2.0}),
 }
 
 

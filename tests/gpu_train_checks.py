@@ -227,8 +227,8 @@ def check_votes() -> None:
         assert training.epochs[-1].loss < 0.7 * training.epochs[0].loss, training.epochs
         radii = cast(certify.Certifier, model.eval()).radius(x[:40], y[:40], within_one(1, "pixel"))
         assert float(radii.double().mean()) > 0, radii
-    for model in (ensemble, ablation):
-        stepper = GraphStepper(model.train(), replace(config, rates=(0.0,)), x[:64], y[:64])
+    for model, batch_loss in ((ensemble, ensemble.objective.at(0, 1)), (ablation, None)):
+        stepper = GraphStepper(model.train(), replace(config, rates=(0.0,)), x[:64], y[:64], batch_loss)
         losses = {float(stepper.step(x[:64], y[:64])) for _ in range(3)}
         assert len(losses) == 3, losses
 

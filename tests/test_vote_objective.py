@@ -96,6 +96,47 @@ def test_worst_margins_hold_for_no_budget_and_for_all() -> None:
     torch.testing.assert_close(worst_margins(d, 8), torch.full((3, 4), -8.0))
 
 
+@given(st.integers(1, 8), st.floats(0, 1), st.integers(0, 999))
+def test_a_fraction_of_a_budget_lies_between_whole_ones(parts: int, share: float, seed: int) -> None:
+    d = 2 * torch.rand(3, parts, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
+    budget = share * parts
+    below, above = (worst_margins(d, whole(budget)) for whole in (math.floor, math.ceil))
+    between = below + (budget - math.floor(budget)) * (above - below)
+    torch.testing.assert_close(worst_margins(d, budget), between)
+
+
+@pytest.mark.parametrize("kind", [PartMLP, PartCNN, PartTransformer])
+def test_a_step_may_look_at_some_of_the_parts(kind: type[nn.Module]) -> None:
+    """Those that are chosen say what they say among all; all of them, in any order, have the loss of all."""
+    x, y = squares(12)
+    votes = voting(kind).eval()
+    assert isinstance(votes, certify.PartVote)
+    votes.network.requires_grad_(False)
+    chosen = torch.rand(12, 8, generator=torch.Generator().manual_seed(0)).topk(3, 1).indices
+    want = votes.part_logits(x).gather(1, chosen.unsqueeze(2).expand(-1, -1, 3))
+    torch.testing.assert_close(votes.part_logits(x, chosen), want)
+    whole = certify.VoteObjective(3, **FIXED)
+    for objective in (replace(whole, seen=8), replace(whole, seen=100)):
+        torch.testing.assert_close(objective(votes, x, y), whole(votes, x, y))
+    some = replace(whole, seen=4)
+    losses = torch.stack([some(votes, x, y)[1] for _ in range(200)])
+    assert len(losses.unique()) > 100
+    alone = replace(some, mix=0.0)
+    mean = torch.stack([alone(votes, x, y)[1] for _ in range(200)]).mean()
+    torch.testing.assert_close(mean, replace(whole, mix=0.0)(votes, x, y)[1], rtol=0.02, atol=0.0)
+
+
+def test_some_parts_of_rows_without_pictures_and_of_uneven_parts() -> None:
+    for shape, partition in (((7,), [[0, 3], [1, 2, 6], [4, 5]]), ((2, 1, 5), [[0, 4], [1, 2, 3]])):
+        cut = certify.Partition.groups(shape, partition)
+        network = PartMLP(cut.part_shape, cut.parts, classes=3, width=8, depth=1, dropout=0.0)
+        votes, x = certify.PartVote(network, cut), torch.randn(5, *shape)
+        chosen = torch.tensor([[1], [0], [1], [0], [1]])
+        torch.testing.assert_close(
+            votes.part_logits(x, chosen), votes.part_logits(x).take_along_dim(chosen.unsqueeze(2), 1)
+        )
+
+
 def test_mix_and_budget_rise() -> None:
     objective = certify.VoteObjective(20, mix=0.8)
     losses = [objective.at(epoch, 101) for epoch in range(101)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ class VoteObjective:
         tau: > 0.  alpha: > 0. Default: 16 over the number of parts.
         smoothing: of the labels, in [0, 1), for single parts.
         mix_ramp, budget_ramp: shares of the epochs at which mix and budget begin and end to rise.
+        seen: parts of each row that a step looks at, drawn anew in every step from torch's own generator, as dropout
+            does; the budget counts in proportion. Parts of an image say much the same, so that a step on few of them
+            teaches nearly as much and costs less. Default: all.
     """
 
     budget: int
@@ -50,6 +54,7 @@ class VoteObjective:
     smoothing: float = 0.1
     mix_ramp: Ramp = (0.1, 0.4)
     budget_ramp: Ramp = (0.1, 0.5)
+    seen: int | None = None
 
     bf16: ClassVar[bool] = True
 
@@ -64,6 +69,8 @@ class VoteObjective:
         for name, scale in (("tau", self.tau), ("alpha", 1.0 if self.alpha is None else self.alpha)):
             if not 0 < scale < math.inf:
                 raise ValueError(f"{name} must be a finite number > 0, got {scale!r}")
+        if self.seen is not None:
+            object.__setattr__(self, "seen", check_count("seen", self.seen))
         for name in ("mix_ramp", "budget_ramp"):
             ramp = tuple(getattr(self, name))
             if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1:
@@ -90,18 +97,26 @@ class VoteObjective:
         part_logits = getattr(model, "part_logits", None)
         if not callable(part_logits):
             raise ValueError(f"model must be a vote of parts, which has part_logits, got {type(model).__name__}")
-        logits = cast(Tensor, part_logits(x))  # (n, parts, classes)
-        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        parts = logits.shape[1]
+        logits, parts = self._ask(part_logits, getattr(model, "parts", None), x)
         if 2 * self.budget >= parts:
             raise ValueError(f"budget must be below half of the parts, got budget={self.budget} with {parts} parts")
-        label = y.view(-1, 1, 1).expand(-1, parts, 1)
-        worst = worst_margins(self._preferences(logits, label), self.budget)
+        seen = logits.shape[1]
+        label = y.view(-1, 1, 1).expand(-1, seen, 1)
+        worst = worst_margins(self._preferences(logits, label), self.budget * seen / parts) * (parts / seen)
         scores = -(self.alpha or 16 / parts) * worst.scatter(1, y.unsqueeze(1), 0.0)
         loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=self.smoothing)
         if self.mix:
             loss = (1 - self.mix) * loss + self.mix * F.cross_entropy(scores, y)
         return scores, loss
+
+    def _ask(self, part_logits: Callable[..., Tensor], parts: int | None, x: Tensor) -> tuple[Tensor, int]:
+        """What the parts that are seen say, ``(n, seen, classes)`` in float32 or float64, and how many there are."""
+        if self.seen is None or parts is None:
+            logits = part_logits(x)
+        else:
+            chosen = torch.rand(len(x), parts, device=x.device).topk(min(self.seen, parts), 1).indices
+            logits = part_logits(x, chosen)
+        return logits.float() if logits.dtype == torch.bfloat16 else logits, parts or logits.shape[1]
 
     def _preferences(self, logits: Tensor, label: Tensor) -> Tensor:
         """d_t(y, c), ``(n, parts, classes)``; 0 at y."""
@@ -112,10 +127,16 @@ class VoteObjective:
         return ahead if self.votes == "softmax" else ahead.tanh() if self.votes == "tanh" else ahead.clamp(-1, 1)
 
 
-def worst_margins(preferences: Tensor, budget: int) -> Tensor:
-    """The least that preferences ``(n, parts, classes)`` in [-1, 1] sum to, if ``budget`` parts may say anything."""
+def worst_margins(preferences: Tensor, budget: float) -> Tensor:
+    """The least that preferences ``(n, parts, classes)`` in [-1, 1] sum to, if ``budget`` parts may say anything.
+
+    Of the last one the fraction counts that the budget has.
+    """
+    whole = math.ceil(budget)
+    largest = preferences.topk(whole, 1).values
     # The sum of the largest 1 + d is that of the largest d, plus their number.
-    return preferences.sum(1) - preferences.topk(budget, 1).values.sum(1) - budget
+    worst = preferences.sum(1) - largest.sum(1) - budget
+    return worst if whole == budget else worst + (whole - budget) * largest[:, -1]
 
 
 def _risen(done: float, ramp: Ramp) -> float:

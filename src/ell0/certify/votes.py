@@ -120,10 +120,13 @@ class PartVote(nn.Module, Certifier):
         sure = mean.logsumexp(1, keepdim=True).clamp_max(-torch.finfo(mean.dtype).eps)
         return torch.cat((mean, torch.log(-torch.expm1(sure))), 1)
 
-    def part_logits(self, x: Tensor) -> Tensor:
-        """What each part says: ``(n, parts, classes)``.  x: ``(n, *shape)``."""
+    def part_logits(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """What each part says: ``(n, parts, classes)``.  x: ``(n, *shape)``.
+
+        chosen: ``(n, some)`` int64, the parts of each row that are asked, in training mode; default: all.
+        """
         if self.match is None or self.training:
-            return self._say(x)
+            return self._say(x, chosen)
         both = self._say(torch.cat((x, x.flip(-1))))
         n = x.shape[0]  # not len(x), which torch.export takes for a constant
         return (both[:n] + both[n:].index_select(1, self.match)) / 2
@@ -140,21 +143,26 @@ class PartVote(nn.Module, Certifier):
         """What each part says for y ``(n,)`` against each class, in [-1, 1]: ``(n, parts, classes)``."""
         return leads(logits, y, self.rule, self.tau, 0.0)
 
-    def _say(self, x: Tensor) -> Tensor:
+    def _say(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         self._check_shape(x)
         pixels = x.flatten(2) if x.ndim == 4 else x.unsqueeze(1)
         if self.index.numel() > self.partition.pixels:
             pixels = F.pad(pixels, (0, 1))
         # Gathered, not multiplied by a mask: a NaN elsewhere would come through.
-        seen = pixels.index_select(2, self.index.flatten()).unflatten(2, self.index.shape).transpose(1, 2)
+        if chosen is None:
+            seen = pixels.index_select(2, self.index.flatten()).unflatten(2, self.index.shape).transpose(1, 2)
+            place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])
+        else:
+            at = self.index[chosen]  # (n, some, *part)
+            flat = at.flatten(1).unsqueeze(1).expand(-1, pixels.shape[1], -1)
+            seen, place = pixels.gather(2, flat).unflatten(2, at.shape[1:]).transpose(1, 2), chosen.flatten()
         seen = seen.flatten(0, 1) if self.index.ndim == 3 else seen.flatten(2).flatten(0, 1)
-        place = torch.arange(self.parts, device=x.device).repeat(x.shape[0])
         logits = cast(Tensor, self.network(seen, place))
         if logits.ndim != 2 or logits.shape[0] != place.shape[0] or logits.shape[1] < 2:
             form = f"({len(place)}, classes) with 2 classes or more"
             raise ValueError(f"network must give logits {form} for {len(place)} parts, got {describe(logits)}")
         bounded: Tensor = logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
-        return bounded.reshape(-1, self.parts, logits.shape[1])
+        return bounded.reshape(x.shape[0], -1, logits.shape[1])
 
     def under(self, rule: Rule) -> Self:
         """The same network under another rule."""
@@ -273,8 +281,8 @@ class PartVote(nn.Module, Certifier):
 class PartitionEnsemble(PartVote):
     """Feature partition aggregation [Hammoudeh24]: pixel i goes to part ``i % parts``.
 
-    The base sees whole images, in which the pixels of all other parts are 0, the middle of the range of images. In
-    training mode each row is seen by one part, drawn anew in every call from torch's own generator, as dropout does.
+    The base sees whole images, in which the pixels of all other parts are 0, the middle of the range of images. Its
+    objective shows it one part of each row in a step.
 
     Differs from [Hammoudeh24]: one network for all parts. That is as sound against changed pixels; only against changed
     training rows each part needs its own. Images are moved before the parts are taken, so that a part sees other pixels
@@ -286,20 +294,11 @@ class PartitionEnsemble(PartVote):
         parts: at most the number of pixels.
     """
 
-    objective: ClassVar[VoteObjective] = VoteObjective(0, mix=0.0, smoothing=0.2)
+    objective: ClassVar[VoteObjective] = VoteObjective(0, mix=0.0, smoothing=0.2, seen=1)
 
     def __init__(self, base: nn.Module, shape: Sequence[int], parts: int, *, rule: Rule = "run-off") -> None:
         partition = Partition.dealt(shape, parts)
         super().__init__(Hidden(base, partition), partition, rule=rule)
-
-    def part_logits(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().part_logits(x)
-        self._check_shape(x)
-        drawn = torch.randint(self.parts, (len(x), 1), device=x.device)
-        seen = (self.owner == drawn).view(len(x), 1, *x.shape[2:]) if x.ndim == 4 else self.owner == drawn
-        logits = cast(Tensor, cast(Hidden, self.network).base(torch.where(seen, x, 0.0)))
-        return logits.unsqueeze(1)
 
 
 class Hidden(nn.Module):
