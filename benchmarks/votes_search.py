@@ -110,15 +110,15 @@ TRIED = {
     "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
     "16 parts, two stages": _16.on(size=_STAGES),
     "128 parts, strong colours": _128.on(augment="warp-strong"),
-    "128 parts, 32 seen": _128.on(more={"seen": 32}),
-    "64 parts, 16 seen": _64.on(more={"seen": 16}),
     "16 parts, 4 seen": _16.on(more={"seen": 4}),
-    "64 parts, 16 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 16}),
-    "16 parts, 4 seen, two stages": _16.on(size=_STAGES, more={"seen": 4}),
+    "64 parts, 8 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 8}),
     "128 parts, 16 seen": _128.on(more={"seen": 16}),
+    "16 parts, 4 seen, two stages": _16.on(size=_STAGES, more={"seen": 4}),
+    "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, "votes": "tanh", "tau": 2.0}),
     "32 parts, 8 seen": _32.on(more={"seen": 8}),
+    "128 parts, 16 seen, colours": _128.on(augment="warp-colour", more={"seen": 16}),
+    "64 parts, 8 seen": _64.on(more={"seen": 8}),
     "16 parts, 4 seen, colours": _16.on(augment="warp-colour", more={"seen": 4}),
-    "128 parts, 32 seen, tanh": _128.on(more={"seen": 32, "votes": "tanh", "tau": 2.0}),
 }
 
 
