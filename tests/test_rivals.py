@@ -332,7 +332,7 @@ def test_the_training_loss_is_the_mean_of_the_parts(sure: float) -> None:
 
 def test_the_training_loss_stays_finite_where_all_parts_are_certain() -> None:
     votes = PartVote(PartMLP((3,), 3, classes=2, width=6), Partition.dealt((9,), 3)).train()
-    votes.part_logits = lambda x, chosen=None: (x[:, None, :2] * 1e4).expand(-1, 3, -1)  # type: ignore[method-assign]
+    votes.part_logits = lambda x, *_: (x[:, None, :2] * 1e4).expand(-1, 3, -1)  # type: ignore[method-assign]
     x = torch.tensor([[1.0, -1.0]], requires_grad=True)
     loss = F.cross_entropy(votes(x), torch.tensor([0]))
     loss.backward()
