@@ -229,14 +229,15 @@ def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None
     return found
 
 
-def built(candidate: Candidate, shape: tuple[int, ...], classes: int, run: Run) -> tuple[Families, list[Tensor]]:
+def built(candidate: Candidate, shape: tuple[int, ...], classes: int, run: Run) -> tuple[PartVote | Families, list[Tensor]]:
     """The votes of a candidate, and which part of each family holds each pixel."""
     torch.manual_seed(run.seed)
     partitions, make = [grid.partition(shape) for grid in candidate.grids], NETWORKS[candidate.network]
     networks = [make(each.part_shape, each.parts, classes=classes, **candidate.size) for each in partitions]
     pairs = zip(networks, partitions, strict=True)
     votes = [PartVote(network, each, mirrored=candidate.mirrored) for network, each in pairs]
-    return Families(votes).to(run.place), [each.owner.to(run.place) for each in partitions]
+    model = votes[0] if len(votes) == 1 else Families(votes)
+    return model.to(run.place), [each.owner.to(run.place) for each in partitions]
 
 
 if __name__ == "__main__":

@@ -111,8 +111,10 @@ class VoteObjective:
 
     def _ask(self, part_logits: Callable[..., Tensor], parts: int | None, x: Tensor) -> tuple[Tensor, int]:
         """What the parts that are seen say, ``(n, seen, classes)`` in float32 or float64, and how many there are."""
-        if self.seen is None or parts is None:
+        if self.seen is None:
             logits = part_logits(x)
+        elif parts is None:
+            raise ValueError("seen must be None for a model that does not say how many parts it has")
         else:
             chosen = torch.rand(len(x), parts, device=x.device).topk(min(self.seen, parts), 1).indices
             logits = part_logits(x, chosen)
