@@ -92,7 +92,7 @@ _128 = Candidate(few((8, 16)), "mlp", {"width": 1024, "depth": 4, "dropout": 0.2
 _SMALL = {"widths": (192,), "blocks": 3, "pool": "learned"}
 _STAGES = {"widths": (128, 256), "blocks": 2, "pool": "learned"}
 _PAIRS, _SHEARED = Grid((16, 8), block=(1, 2)), Grid((8, 16), shear=8)
-_SHAPES = (Grid((8, 16)), _SHEARED, _PAIRS)
+_TANH = {"votes": "tanh", "tau": 2.0}
 TRIED = {
     "128 parts": _128,
     "64 parts": _64,
@@ -101,24 +101,21 @@ TRIED = {
     "64 parts, colours": _64.on(augment="warp-colour"),
     "16 parts, colours": _16.on(augment="warp-colour"),
     "128 parts, pairs of pixels": _128.on(_PAIRS),
-    "128 parts, three families": _128.on(*_SHAPES, share=2.0),
+    "128 parts, three families": _128.on(Grid((8, 16)), _SHEARED, _PAIRS, share=2.0),
     "64 parts, transformer": _64.on(network="transformer", size=_TOKENS),
     "64 parts, convolutions": _64.on(network="cnn", size=_SMALL),
     "128 parts, sheared": _128.on(_SHEARED),
     "32 parts": _32,
-    "128 parts, tanh": _128.on(more={"votes": "tanh", "tau": 2.0}),
-    "64 parts, blocks of 2 x 2": _64.on(Grid((8, 8), block=(2, 2))),
-    "16 parts, two stages": _16.on(size=_STAGES),
-    "128 parts, strong colours": _128.on(augment="warp-strong"),
-    "16 parts, 4 seen": _16.on(more={"seen": 4}),
-    "64 parts, 8 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 8}),
-    "128 parts, 16 seen": _128.on(more={"seen": 16}),
     "16 parts, 4 seen, two stages": _16.on(size=_STAGES, more={"seen": 4}),
-    "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, "votes": "tanh", "tau": 2.0}),
-    "32 parts, 8 seen": _32.on(more={"seen": 8}),
-    "128 parts, 16 seen, colours": _128.on(augment="warp-colour", more={"seen": 16}),
-    "64 parts, 8 seen": _64.on(more={"seen": 8}),
-    "16 parts, 4 seen, colours": _16.on(augment="warp-colour", more={"seen": 4}),
+    "64 parts, 8 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 8}),
+    "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, **_TANH}),
+    "128 parts, 16 seen": _128.on(more={"seen": 16}),
+    "16 parts, 4 seen, two stages, colours": _16.on(size=_STAGES, augment="warp-colour", more={"seen": 4}),
+    "64 parts, 8 seen, convolutions, colours": _64.on(
+        network="cnn", size=_SMALL, augment="warp-colour", more={"seen": 8}
+    ),
+    "128 parts, 16 seen, tanh, colours": _128.on(augment="warp-colour", more={"seen": 16, **_TANH}),
+    "32 parts, 8 seen, two stages": _32.on(size=_STAGES, more={"seen": 8}),
 }
 
 
@@ -229,7 +226,9 @@ def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None
     return found
 
 
-def built(candidate: Candidate, shape: tuple[int, ...], classes: int, run: Run) -> tuple[PartVote | Families, list[Tensor]]:
+def built(
+    candidate: Candidate, shape: tuple[int, ...], classes: int, run: Run
+) -> tuple[PartVote | Families, list[Tensor]]:
     """The votes of a candidate, and which part of each family holds each pixel."""
     torch.manual_seed(run.seed)
     partitions, make = [grid.partition(shape) for grid in candidate.grids], NETWORKS[candidate.network]

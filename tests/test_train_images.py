@@ -75,17 +75,18 @@ def test_images_turn_zoom_shift_and_change_their_colours() -> None:
         way[place] = value
         return warps.moved(points, rows, way.expand(2, -1))
 
-    warps, bright = Warps(turn=90.0, zoom=2.0, reach=2.0, colour=0.0), Warps(turn=0.0, zoom=0.0, reach=0.0, colour=0.5)
-    assert torch.equal(warped(0, 0.0, warps), image)
-    assert torch.equal(warped(4, -1.0, warps), image.flip(3))
-    assert torch.equal(warped(0, 1.0, warps), image.rot90(-1, (2, 3)))
-    assert torch.equal(warped(1, -1.0, warps)[:, :, 0, 0], image[:, :, 2, 2])  # three times as large
-    assert torch.equal(warped(2, 1.0, warps)[:, :, :5], image[:, :, 2:])
-    assert torch.equal(warped(3, 1.0, warps)[..., 5:], image[..., [5, 4]])
+    warps, bright = Warps(90.0, 2.0, 2.0, mirrored=True), Warps(0.0, 0.0, 0.0, colour=0.5)
+    torch.testing.assert_close(warped(0, 0.0, warps), image)
+    torch.testing.assert_close(warped(4, -1.0, warps), image.flip(3))
+    torch.testing.assert_close(warped(0, 1.0, warps), image.rot90(-1, (2, 3)))
+    torch.testing.assert_close(warped(1, -1.0, warps)[:, :, 0, 0], image[:, :, 2, 2])  # three times as large
+    torch.testing.assert_close(warped(2, 1.0, warps)[:, :, :5], image[:, :, 2:])
+    torch.testing.assert_close(warped(3, 1.0, warps)[..., 5:], image[..., [5, 4]])
     assert torch.allclose(warped(5, 1.0, bright), image + 0.5)
     middle, grey = image.mean((1, 2, 3), keepdim=True), image.mean(1, keepdim=True)
     assert torch.allclose(warped(6, -1.0, bright), middle + 0.5 * (image - middle))
     assert torch.allclose(warped(7, 1.0, bright), (grey + 1.5 * (image - grey)).clamp(-1, 1))
+    torch.testing.assert_close(warped(4, -1.0, bright), image)
     drawn = bright.draw(1000, torch.Generator().manual_seed(1))
     assert drawn.shape == (1000, 8)
     assert float(drawn.min()) < -0.99 < 0.99 < float(drawn.max()) < 1

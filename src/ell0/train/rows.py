@@ -154,16 +154,18 @@ class Moves:
 
 @dataclass(frozen=True)
 class Warps:
-    """Turns, zooms and shifts, each with its mirror image half of the time; nearest pixels, mirrored beyond the edges.
+    """Turns, zooms and shifts by nearest pixels, with the image mirrored beyond its edges.
 
     turn: in degrees, either way.  zoom: either way, as a share.  reach: pixels of a shift in both directions.
     colour: the most by which contrast and saturation are multiplied by more or less than 1, and brightness moves.
+    mirrored: mirror half of the images.
     """
 
     turn: float
     zoom: float
     reach: float
-    colour: float
+    colour: float = 0.0
+    mirrored: bool = False
     once: ClassVar[bool] = False
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -177,7 +179,7 @@ class Warps:
         angle, scale = math.radians(self.turn) * turn, (1 + self.zoom) ** zoom
         y = torch.arange(height, device=ways.device).view(-1, 1) - (height - 1) / 2
         x = torch.arange(width, device=ways.device) - (width - 1) / 2
-        x = torch.where(side < 0, -x, x)
+        x = torch.where(side < 0, -x, x) if self.mirrored else x
         cos, sin = scale * angle.cos(), scale * angle.sin()
         from_y = (cos * y - sin * x + (height - 1) / 2 + self.reach * down).round().long()
         from_x = (sin * y + cos * x + (width - 1) / 2 + self.reach * right).round().long()
@@ -204,7 +206,6 @@ AUGMENTS: dict[Augment, Moves | Warps] = {
     "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
     "crop-flip-reflect": Moves(reach=4, mirrored=True, fill="reflect"),
     "shift": Moves(reach=1, mirrored=False, fill="nearest"),
-    "warp": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.0),
-    "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2),
-    "warp-strong": Warps(turn=15.0, zoom=0.25, reach=5.0, colour=0.4),
+    "warp": Warps(turn=10.0, zoom=0.1, reach=1.5),
+    "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2, mirrored=True),
 }
