@@ -113,8 +113,9 @@ def test_a_step_may_look_at_some_of_the_parts(kind: type[nn.Module]) -> None:
     assert isinstance(votes, certify.PartVote)
     votes.network.requires_grad_(False)
     chosen = torch.rand(12, 8, generator=torch.Generator().manual_seed(0)).topk(3, 1).indices
-    want = votes.part_logits(x).gather(1, chosen.unsqueeze(2).expand(-1, -1, 3))
-    torch.testing.assert_close(votes.part_logits(x, chosen), want)
+    for model in (votes, certify.PartVote(votes.network, votes.partition, mirrored=True).eval()):
+        want = model.part_logits(x).gather(1, chosen.unsqueeze(2).expand(-1, -1, 3))
+        torch.testing.assert_close(model.part_logits(x, chosen), want)
     whole = certify.VoteObjective(3, **FIXED)
     for objective in (replace(whole, seen=8), replace(whole, seen=100)):
         torch.testing.assert_close(objective(votes, x, y), whole(votes, x, y))

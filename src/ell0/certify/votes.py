@@ -24,6 +24,7 @@ from .vote_objective import VoteObjective
 BATCH = 256  # rows at a time by default
 LARGEST = 1e4  # of a logit
 SHOWN = 1024  # rows of hidden numbers at a time
+TRIED = 16  # parts, when a model is made, that are to notice no others
 
 
 class PartVote(nn.Module, Certifier):
@@ -79,8 +80,8 @@ class PartVote(nn.Module, Certifier):
         mirrored: average the logits with those of the mirrored image, in eval mode. Part (i, j) is matched with the
             part of the mirrored image that holds the same pixels, so that a pixel still touches one part.
 
-    Raises ValueError if logits of a part change with pixels of another, which is tried on random rows when the model is
-    made, and on given ones when they are certified.
+    Raises ValueError if logits of a part change with pixels of another, which is tried with a few parts of a random row
+    when the model is made, and with all parts of a given row when rows are certified.
     """
 
     index: Tensor
@@ -108,7 +109,7 @@ class PartVote(nn.Module, Certifier):
         self.register_buffer("match", partition.mirror().to(weight.device) if mirrored else None, persistent=False)
         if not weight.is_meta:
             drawn = torch.rand(1, *partition.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-            self._check_network((2 * drawn - 1).to(weight))
+            self._check_network((2 * drawn - 1).to(weight), TRIED)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, *shape)``."""
@@ -123,12 +124,14 @@ class PartVote(nn.Module, Certifier):
     def part_logits(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         """What each part says: ``(n, parts, classes)``.  x: ``(n, *shape)``.
 
-        chosen: ``(n, some)`` int64, the parts of each row that are asked, in training mode; default: all.
+        chosen: ``(n, some)`` int64, the parts of each row that are asked; default: all.
         """
         if self.match is None or self.training:
             return self._say(x, chosen)
-        both = self._say(torch.cat((x, x.flip(-1))))
-        n = x.shape[0]  # not len(x), which torch.export takes for a constant
+        n, views = x.shape[0], torch.cat((x, x.flip(-1)))  # not len(x), which torch.export takes for a constant
+        if chosen is not None:
+            return self._say(views, torch.cat((chosen, self.match[chosen]))).unflatten(0, (2, n)).mean(0)
+        both = self._say(views)
         return (both[:n] + both[n:].index_select(1, self.match)) / 2
 
     def scores(self, logits: Tensor, *, straight: bool = False) -> Tensor:
@@ -178,7 +181,7 @@ class PartVote(nn.Module, Certifier):
         return most if int(self._reached(x, ball).sum(1).min()) > most else self._units(ball)
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
-        self._read(x, ball)  # without the passes that measure rounding
+        self._read(x, ball, TRIED)  # without the passes that try all parts and measure rounding
 
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:  # noqa: ARG002
         batch = check_count("batch", BATCH if batch is None else batch)
@@ -206,12 +209,15 @@ class PartVote(nn.Module, Certifier):
         lower, upper = zip(*found, strict=True)
         return torch.cat(lower), torch.cat(upper)
 
-    def _read(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, int]:
-        """Which parts can be touched, ``(n, parts)`` bool, and the number of classes; raises as `prepare`."""
+    def _read(self, x: Tensor, ball: L0Ball, tried: int | None = None) -> tuple[Tensor, int]:
+        """Which parts can be touched, ``(n, parts)`` bool, and the number of classes; raises as `prepare`.
+
+        tried: see `_check_network`; default: all parts.
+        """
         check_votes(self, x)
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"x must be float32 or float64, in which votes are counted, got {describe(x)}")
-        classes = self._check_network(x[:1])
+        classes = self._check_network(x[:1], tried or self.parts)
         first = torch.zeros(1, dtype=torch.int64, device=x.device)
         ball.part(x, first).count(x[:1], x[:1])  # raises if the ball does not fit
         return self._reached(x, ball).expand(len(x), -1), classes
@@ -252,21 +258,26 @@ class PartVote(nn.Module, Certifier):
         return delta, 2 * self.parts * (self.parts + 2) * eps
 
     @torch.no_grad()
-    def _check_network(self, x: Tensor) -> int:
-        """The number of classes; raises ValueError if the network looks at more than a part.  x: one row."""
+    def _check_network(self, x: Tensor, most: int) -> int:
+        """The number of classes; raises ValueError if the network looks at more than a part.
+
+        x: one row.  most: parts that are tried, evenly spread over all.
+        """
         training = [module for module in self.network.modules() if module.training]
+        tried = torch.arange(0, self.parts, -(-self.parts // most), device=x.device)
         try:
             self.network.eval()
-            before = self._say(x)
+            before = self._say(x, tried.unsqueeze(0))
             # Two parts differ in some bit of their numbers: each is left alone once while the other changes, a little
             # and a lot, as a pixel of any value may carry far through a small weight.
-            for bit, value, far in product(range((self.parts - 1).bit_length()), (0, 1), (1, 1e6)):
-                changed = torch.arange(self.parts, device=x.device) >> bit & 1 == value
+            for bit, value, far in product(range((len(tried) - 1).bit_length()), (0, 1), (1, 1e6)):
+                turned = torch.arange(len(tried), device=x.device) >> bit & 1 == value
+                changed = torch.zeros(self.parts, dtype=torch.bool, device=x.device).index_fill(0, tried[turned], True)
                 pixels = changed[self.owner].view(1, *x.shape[2:] or x.shape[1:])
-                after = self._say(torch.where(pixels, far * (0.37 - x), x))
+                after = self._say(torch.where(pixels, far * (0.37 - x), x), tried.unsqueeze(0))
                 moved = ((after - before).abs() > 1e-4 * (1 + before.abs().max())).any(2)[0]
-                if len(wrong := (moved & ~changed).nonzero()):
-                    said = f"part {int(wrong[0])} changes with pixels of others"
+                if len(wrong := (moved & ~turned).nonzero()):
+                    said = f"part {int(tried[wrong[0]])} changes with pixels of others"
                     raise ValueError(f"network must see one part at a time, but {said}")
         finally:
             for module in training:
