@@ -130,7 +130,8 @@ class PartVote(nn.Module, Certifier):
             return self._say(x, chosen)
         n, views = x.shape[0], torch.cat((x, x.flip(-1)))  # not len(x), which torch.export takes for a constant
         if chosen is not None:
-            return self._say(views, torch.cat((chosen, self.match[chosen]))).unflatten(0, (2, n)).mean(0)
+            pair: Tensor = self._say(views, torch.cat((chosen, self.match[chosen]))).unflatten(0, (2, n))
+            return pair.mean(0)
         both = self._say(views)
         return (both[:n] + both[n:].index_select(1, self.match)) / 2
 
