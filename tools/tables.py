@@ -843,7 +843,7 @@ TABLES: dict[str, Make] = {
                 "mnist-votes",
                 of(classifiers=[f"votes for {m}, seed {i}" for i in range(3)]),
             )
-            for parts, m in ((49, 10), (98, 24))
+            for parts, m in ((16, 4), (49, 10), (98, 24))
         }
         | {"partition into 60 (FPA)": ("mnist-rivals", of(classifiers=["partition(60)"]))}
         | {"ablation to 45 pixels": ("mnist-rivals", of(classifiers=["ablation(45)"]))},
@@ -900,8 +900,8 @@ TABLES: dict[str, Make] = {
     ),
     "fashion-votes": certified(
         "Fashion-MNIST",
-        {"vote of 49 parts, for 10 changed": ("fashion-votes", of(classifiers=["votes for 10, seed 0"]))},
-        (1, 4, 8, 10, 16, 20),
+        {"vote of 16 parts, for 4 changed": ("fashion-votes", of(classifiers=["votes for 4, seed 0"]))},
+        (1, 2, 4, 6),
     ),
     "votes-search": votes_search,
     "votes-in-part": votes_in_part,
