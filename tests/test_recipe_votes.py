@@ -228,4 +228,4 @@ def test_shipped_recipes_are_trained_on_their_certificate(name: str) -> None:
         assert isinstance(network, certify.PartVote)
         assert isinstance(one.objective, VoteObjective)
         assert 2 * one.objective.budget < network.parts
-        assert one.training.precision == "bf16"
+        assert (one.training.precision == "bf16") == (name == "cifar-votes")  # a CPU is as fast without
