@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ell0 import report
+from ell0 import data, report
 from ell0.report import sections
 from ell0.report.comparison import comparison
 from ell0.report.run_files import Run
@@ -77,6 +78,25 @@ def test_figures_stand_over_the_budget_of_training() -> None:
     one, three = charts_of(view, "Over the budget of the attack in training")
     assert points(one) == {"s-k2": [(2, 20), (4, 40), (8, 80)]}
     assert points(three) == {"s-k2": [(2, 10), (4, 20), (8, 40)]}
+
+
+def test_published_medians_stand_once_beside_the_curves_of_all_runs() -> None:
+    """Those that the recipes of the runs quote; not where the runs are of different data."""
+    both = [Run(certified(name), data=data.SETS["cifar10"]) for name in ("cifar-votes-small", "cifar-votes-large")]
+    for runs, medians in ((both, 3), ([both[0], replace(both[1], data=data.SETS["mnist"])], 0)):
+        view = comparison(runs)
+        assert view is not None
+        (curve,) = charts_of(view, "Proven and broken")
+        assert [one.points[0].y for one in curve.series if one.published] == [50.0] * medians
+
+
+def certified(name: str) -> Results:
+    """Results of a recipe of ell0, with a curve."""
+    rows = [
+        Measurement.of("certified_accuracy", 0.8 - 0.1 * m, classifier=name, unit="pixel", budget=m, n=100)
+        for m in (1, 2)
+    ]
+    return Results(name, f"ell0 run {name}", recipe=name, rows=rows)
 
 
 def test_lines_have_the_shortest_names_that_tell_them_apart() -> None:

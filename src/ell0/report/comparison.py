@@ -34,7 +34,9 @@ def comparison(runs: Sequence[Run]) -> View | None:
     over = {"k": "k", "budget": "the budget of the attack in training"}
     charts = {words: [*_along(rows, key, words, units)] for key, words in over.items()}
     along = [Section(f"Over {words}", charts=found) for words, found in charts.items() if found]
-    view = view_of(run, along, bound)
+    # Of several data sets they would be points of other curves.
+    published = [row for each in runs for row in each.quoted] if run.data else []
+    view = view_of(run, along, bound, list({json.dumps(row, sort_keys=True): row for row in published}.values()))
     shown = [part for part in view.sections if part.heading != "Other figures"]
     state = " ".join(f"{run.results.name}: {run.state}" for run in runs if run.state)
     view = replace(view, sections=shown, state=state)

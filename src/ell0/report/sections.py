@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..results import CLEAN, WORST_CASE, Measurement, Results, Share
+from ..results import CLEAN, WORST_CASE, Measurement, Results, Row, Share
 from .charts import Axis, Chart, ChartPoint, Series
 from .formatting import NONE, Cell, duration, figure_words, finite, number, paper_share, percent, several, span
 from .run_files import Exhibit, LogLine, Run
@@ -82,9 +82,18 @@ class View:
         return f"{words} before the figures." if self.flags else ""
 
 
-def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None = None) -> View:
-    """along: sections that stand behind the curves.  bound: classifiers that were trained on their bound."""
+def view_of(
+    run: Run,
+    along: Sequence[Section] = (),
+    bound: Sequence[str] | None = None,
+    published: Sequence[Row] | None = None,
+) -> View:
+    """along: sections that stand behind the curves.  bound, published: default: the run's own.
+
+    bound: classifiers that were trained on their bound.  published: figures of others.
+    """
     bound = run.bound if bound is None else bound
+    published = run.quoted if published is None else published
     # What was measured on another split served to choose, and stands apart from the figures that count.
     rows = [row for row in run.results.rows if row.get("split", "test") == "test"]
     shares = [row for row in rows if finite(row.value)]
@@ -108,7 +117,7 @@ def view_of(run: Run, along: Sequence[Section] = (), bound: Sequence[str] | None
     items = "images" if run.data or run.exhibits or "pixel" in counted else "rows"
     scale = "The values of clean images lie within ±1." if run.data else ""
     verdict = verdict_of(clean, certified, worst, single, units, items)
-    quoted = [Measurement.of(**{"what": NONE, **row}) for row in run.quoted]
+    quoted = [Measurement.of(**{"what": NONE, **row}) for row in published]
     sections = (
         Section("Accuracy", accuracies=_accuracies(clean, worst, single, bound) if clean or worst or single else None),
         Section("Attack it yourself", panel=run.panel),
