@@ -35,7 +35,8 @@ def comparison(runs: Sequence[Run]) -> View | None:
     charts = {words: [*_along(rows, key, words, units)] for key, words in over.items()}
     along = [Section(f"Over {words}", charts=found) for words, found in charts.items() if found]
     # Of several data sets they would be points of other curves.
-    published = [row for each in runs for row in each.quoted] if run.data else []
+    alike = len({each.plan and each.plan.data.name for each in runs}) == 1
+    published = [row for each in runs for row in each.quoted] if alike else []
     view = view_of(run, along, bound, list({json.dumps(row, sort_keys=True): row for row in published}.values()))
     shown = [part for part in view.sections if part.heading != "Other figures"]
     state = " ".join(f"{run.results.name}: {run.state}" for run in runs if run.state)
