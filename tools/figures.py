@@ -28,7 +28,7 @@ FILE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {{ 268 + 20 *
 <rect width="100%" height="100%" fill="var(--paper)"/>
 <svg width="360" height="260">{{ chart.svg("chart") }}</svg>
 {% for one in chart.series %}
-<svg x="52" y="{{ 257 + 20 * loop.index0 }}" width="30" height="14">{{ legend_mark(one.style) }}</svg>
+<svg x="52" y="{{ 257 + 20 * loop.index0 }}" width="30" height="14">{{ legend_mark(one.style, one.published) }}</svg>
 <text x="92" y="{{ 268 + 20 * loop.index0 }}">{{ one.name }}</text>
 {% endfor %}
 </svg>
