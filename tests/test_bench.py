@@ -462,14 +462,16 @@ def test_a_search_over_votes_measures_validation_images_and_fills_its_table(
     small: dict[str, Any] = {"width": 16, "depth": 1, "dropout": 0.0}
     plain = votes_search.Candidate((votes_search.Grid((2, 4)),), "mlp", small, 1)
     sheared = plain.on(votes_search.Grid((2, 4), block=(2, 1), shear=2), votes_search.Grid((4, 2)))
-    made = {"8 parts": plain, "8 parts, two families": sheared, "8 parts, wrong": plain.on(budget=4)}
+    seen = plain.on(more={"seen": 2}, augment="warp-colour", share=3.0)
+    made = {"8 parts": plain, "8 parts, two families": sheared, "8 parts, 2 seen": seen}
+    made["8 parts, wrong"] = plain.on(budget=4)
     monkeypatch.setattr(votes_search, "TRIED", made)
     monkeypatch.setattr(votes_search, "DATA", "digits")
     monkeypatch.setattr(votes_search, "TRAINING", replace(votes_search.TRAINING, batch=64, precision="fp32"))
     said: list[str] = []
     results = votes_search.benchmark(Run(say=said.append), seconds=1, images=100)
     assert said[-1].startswith("8 parts, wrong failed: budget must be below half")
-    assert {row["classifier"] for row in results.rows} == {"8 parts", "8 parts, two families"}
+    assert {row["classifier"] for row in results.rows} == {"8 parts", "8 parts, two families", "8 parts, 2 seen"}
     assert {row.get("method") for row in results.rows} == {None, "hard", "plurality", "run-off"}
     shares = [row.value for row in results.select(what="certified_accuracy", classifier="8 parts", method=None)]
     assert shares == sorted(shares, reverse=True)
@@ -478,9 +480,12 @@ def test_a_search_over_votes_measures_validation_images_and_fills_its_table(
     results.save(tmp_path / "results" / "votes-search.json")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     lines = tables.table("votes-search").split("\n")
-    assert [line.split(" | ")[0] for line in lines[2:7]] == [
-        *("| 8 parts", "| 8 parts, hard", "| 8 parts, plurality", "| 8 parts, run-off", "| 8 parts, two families")
+    assert [line.split(" | ")[0] for line in lines[2:8]] == [
+        *("| 8 parts", "| 8 parts, hard", "| 8 parts, plurality", "| 8 parts, run-off", "| 8 parts, two families"),
+        "| 8 parts, 2 seen",
     ]
+    assert not votes_search.tried(Run(say=said.append), "8 parts", seconds=1, until=0.0, images=100)
+    assert said[-1] == "8 parts is left out: the time is over"
     with pytest.raises(ValueError, match="only must name candidates"):
         votes_search.benchmark(Run(), only="8 parts + 9 parts")
 

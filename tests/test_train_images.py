@@ -66,7 +66,7 @@ def test_every_way_to_move_is_drawn(moves: Moves, ways: int) -> None:
 
 def test_images_turn_zoom_shift_and_change_their_colours() -> None:
     """Each by itself, to the end of its range, against what torch or the definition makes of it."""
-    points = torch.rand(3, 3, 7, 7, generator=torch.Generator().manual_seed(0)) - 0.5
+    points = 2 * torch.rand(3, 3, 7, 7, generator=torch.Generator().manual_seed(0)) - 1
     rows, still = torch.tensor([2, 0]), torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0])
     image = points[rows]
 
@@ -75,21 +75,24 @@ def test_images_turn_zoom_shift_and_change_their_colours() -> None:
         way[place] = value
         return warps.moved(points, rows, way.expand(2, -1))
 
-    warps, bright = Warps(90.0, 2.0, 2.0, mirrored=True), Warps(0.0, 0.0, 0.0, colour=0.5)
+    warps, bright = Warps(90.0, 2.0, 2.0, colour=0.0), Warps(0.0, 0.0, 0.0, colour=0.5)
     torch.testing.assert_close(warped(0, 0.0, warps), image)
     torch.testing.assert_close(warped(4, -1.0, warps), image.flip(3))
     torch.testing.assert_close(warped(0, 1.0, warps), image.rot90(-1, (2, 3)))
     torch.testing.assert_close(warped(1, -1.0, warps)[:, :, 0, 0], image[:, :, 2, 2])  # three times as large
     torch.testing.assert_close(warped(2, 1.0, warps)[:, :, :5], image[:, :, 2:])
     torch.testing.assert_close(warped(3, 1.0, warps)[..., 5:], image[..., [5, 4]])
-    assert torch.allclose(warped(5, 1.0, bright), image + 0.5)
+    torch.testing.assert_close(warped(5, 1.0, bright), (image + 0.5).clamp(-1, 1))
     middle, grey = image.mean((1, 2, 3), keepdim=True), image.mean(1, keepdim=True)
-    assert torch.allclose(warped(6, -1.0, bright), middle + 0.5 * (image - middle))
-    assert torch.allclose(warped(7, 1.0, bright), (grey + 1.5 * (image - grey)).clamp(-1, 1))
-    torch.testing.assert_close(warped(4, -1.0, bright), image)
+    torch.testing.assert_close(warped(6, -1.0, bright), middle + 0.5 * (image - middle))
+    torch.testing.assert_close(warped(7, 1.0, bright), (grey + 1.5 * (image - grey)).clamp(-1, 1))
     drawn = bright.draw(1000, torch.Generator().manual_seed(1))
     assert drawn.shape == (1000, 8)
     assert float(drawn.min()) < -0.99 < 0.99 < float(drawn.max()) < 1
+    both = Warps(30.0, 0.5, 2.0, colour=0.3)
+    alone = [both.moved(points, rows[i : i + 1], drawn[i : i + 1]) for i in range(2)]
+    torch.testing.assert_close(both.moved(points, rows, drawn[:2]), torch.cat(alone))
+    assert AUGMENTS["warp-colour"].colour > 0  # type: ignore[union-attr]
 
 
 def test_each_epoch_augments_x_and_x_prime_anew() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, combinations_with_replacement, product
@@ -451,6 +451,39 @@ class Peeks(nn.Module):
         return cast(Tensor, parts.flatten(1)[:, :2] + self.peek(parts.flatten(1)))
 
 
+class Leaks(nn.Module):
+    """Parts at some places see the part before them in the batch."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__()
+        self.places = torch.tensor(places)
+
+    def forward(self, parts: Tensor, place: Tensor) -> Tensor:
+        said = parts.flatten(1)[:, :3]
+        return torch.where(torch.isin(place, self.places).unsqueeze(1), said + said.roll(1, 0), said)
+
+
+def test_a_leak_at_a_few_places_is_found_when_it_is_made_or_when_it_certifies() -> None:
+    """Of 32 parts every second is tried at first, all before a row is certified."""
+    cut = Partition.strides((1, 32, 32), (4, 8))
+    with pytest.raises(ValueError, match="one part at a time, but part 8 changes with pixels of others"):
+        PartVote(Leaks([8]), cut)
+    votes = PartVote(Leaks([9, 11]), cut).eval()
+    x, y = torch.rand(2, 1, 32, 32), torch.zeros(2, dtype=torch.int64)
+    ball = L0Ball(1, low=-1.0, high=1.0, unit="pixel")
+    for call in (lambda: votes.radius(x, y), lambda: certify.bounds(votes, x, ball)):
+        with pytest.raises(ValueError, match="one part at a time, but part 9 changes with pixels of others"):
+            call()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_no_rows_have_no_scores(mirrored: bool) -> None:
+    votes = PartVote(Hashed(4, 3, 0), Partition.strides((1, 4, 4), (2, 2)), mirrored=mirrored).eval()
+    none, chosen = torch.zeros(0, 1, 4, 4), torch.zeros(0, 3, dtype=torch.int64)
+    assert votes(none).shape == (0, 3)
+    assert votes.part_logits(none, chosen).shape == (0, 3, 3)
+
+
 def test_bad_input_is_named() -> None:
     pairs = Partition.groups((8,), [[0, 1], [2, 3], [4, 5], [6, 7]])
     four, x, y = says(4, 2), torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64)
@@ -477,6 +510,7 @@ def test_bad_input_is_named() -> None:
         (lambda: PartVote(Peeks(lambda p: p.mean()), pairs), "network must see one part at a time, but part 1 changes"),
         (lambda: PartVote(Peeks(lambda p: 0.1 * p.roll(2, 0)), pairs), "network must see one part at a time"),
         (lambda: PartVote(Peeks(lambda p: 1e-6 * p.mean()), pairs), "network must see one part at a time"),
+        (lambda: PartVote(Peeks(lambda p: 0 * p.mean()), pairs), "network must see one part at a time"),  # by NaN
         (lambda: PartVote(nn.Identity(), pairs), "takes 2 positional arguments|positional"),
         (lambda: PartVote(Peeks(lambda p: p[:1, :1] * 0), Partition.dealt((8,), 8)), "network must give logits"),
         (lambda: training.radius(x, y), "model must be in eval mode"),

@@ -290,7 +290,8 @@ def votes_search(files: Files) -> MarkdownTable:
             network = {"mlp": "residual MLP", "cnn": "convolutions"}.get(row["network"], row["network"])
             epochs = f"{row.beside['epochs']}" if "epochs" in row.beside else NONE
             cells = [f"{100 * share.value:.1f} %" for share in shares]
-            lines.append([words, network, f"{row['trained_for']}", epochs, *cells, f"{row.value:g}"])
+            radius = f"{row.value:g}" if row.value >= 0 else "none"
+            lines.append([words, network, f"{row['trained_for']}", epochs, *cells, radius])
             n = [f"n = {row.n:,}"]
     head = ["CIFAR-10, validation", "network", "trained for", "epochs", "clean", *(f"{m} changed" for m in budgets)]
     if not lines:

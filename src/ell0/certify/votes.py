@@ -24,7 +24,7 @@ from .vote_objective import VoteObjective
 BATCH = 256  # rows at a time by default
 LARGEST = 1e4  # of a logit
 SHOWN = 1024  # rows of hidden numbers at a time
-TRIED = 16  # parts, when a model is made, that are to notice no others
+FEW = 16  # parts that are tried when a model is made
 
 
 class PartVote(nn.Module, Certifier):
@@ -73,9 +73,8 @@ class PartVote(nn.Module, Certifier):
 
     Args:
         network: ``network(parts, place)`` gives the logits ``(m, classes)`` of parts ``(m, channels, h, w)``, or
-            ``(m, numbers)`` where the partition has no pictures, channel by channel. All parts of a row follow each
-            other, row after row: m = n * T, and place ``(m,)`` int64, the number of the part, is 0..T-1 over and over.
-            Logits are clamped to +-10,000, and NaN becomes 0.
+            ``(m, numbers)`` where the partition has no pictures, channel by channel. place ``(m,)`` int64 says which
+            part each is: of every row all of them in turn, or some. Logits are clamped to +-10,000, and NaN becomes 0.
         partition: the parts.  tau: the gap of logits that counts as a whole vote of a duel, from 1e-6 to 20,000.
         mirrored: average the logits with those of the mirrored image, in eval mode. Part (i, j) is matched with the
             part of the mirrored image that holds the same pixels, so that a pixel still touches one part.
@@ -109,7 +108,7 @@ class PartVote(nn.Module, Certifier):
         self.register_buffer("match", partition.mirror().to(weight.device) if mirrored else None, persistent=False)
         if not weight.is_meta:
             drawn = torch.rand(1, *partition.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-            self._check_network((2 * drawn - 1).to(weight), TRIED)
+            self._check_network((2 * drawn - 1).to(weight), FEW)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``(n, *shape)``."""
@@ -129,11 +128,9 @@ class PartVote(nn.Module, Certifier):
         if self.match is None or self.training:
             return self._say(x, chosen)
         n, views = x.shape[0], torch.cat((x, x.flip(-1)))  # not len(x), which torch.export takes for a constant
-        if chosen is not None:
-            pair: Tensor = self._say(views, torch.cat((chosen, self.match[chosen]))).unflatten(0, (2, n))
-            return pair.mean(0)
-        both = self._say(views)
-        return (both[:n] + both[n:].index_select(1, self.match)) / 2
+        said = self._say(views, None if chosen is None else torch.cat((chosen, self.match[chosen])))
+        mirrored = said[n:].index_select(1, self.match) if chosen is None else said[n:]
+        return (said[:n] + mirrored) / 2
 
     def scores(self, logits: Tensor, *, straight: bool = False) -> Tensor:
         """The scores ``(n, classes)`` for logits of parts. straight: with the gradient of a duel that clips nothing."""
@@ -166,7 +163,7 @@ class PartVote(nn.Module, Certifier):
             form = f"({len(place)}, classes) with 2 classes or more"
             raise ValueError(f"network must give logits {form} for {len(place)} parts, got {describe(logits)}")
         bounded: Tensor = logits.nan_to_num(0.0).clamp(-LARGEST, LARGEST)
-        return bounded.reshape(x.shape[0], -1, logits.shape[1])
+        return bounded.reshape(-1, self.parts if chosen is None else chosen.shape[1], logits.shape[1])
 
     def under(self, rule: Rule) -> Self:
         """The same network under another rule."""
@@ -182,11 +179,11 @@ class PartVote(nn.Module, Certifier):
         return most if int(self._reached(x, ball).sum(1).min()) > most else self._units(ball)
 
     def check(self, x: Tensor, ball: L0Ball) -> None:
-        self._read(x, ball, TRIED)  # without the passes that try all parts and measure rounding
+        self._read(x, ball, FEW)  # without the passes that try all parts and measure rounding
 
     def prepare(self, x: Tensor, ball: L0Ball, draws: Draws, batch: int | None) -> Preparation:  # noqa: ARG002
         batch = check_count("batch", BATCH if batch is None else batch)
-        reached, classes = self._read(x, ball)
+        reached, classes = self._read(x, ball, self.parts)
         delta, slack = self._allowed(x)
 
         def found(at: Tensor, y: Tensor) -> Tensor:
@@ -201,7 +198,7 @@ class PartVote(nn.Module, Certifier):
     def bounds(self, x: Tensor, ball: L0Ball) -> tuple[Tensor, Tensor]:
         if self.rule == "run-off":
             raise ValueError('model must have another rule for bounds of its scores, got "run-off"')
-        reached, _ = self._read(x, ball)
+        reached, _ = self._read(x, ball, self.parts)
         delta, slack = self._allowed(x)
         with torch.no_grad(), dense_products(tf32=False):
             places = torch.arange(len(x), device=x.device).split(BATCH)
@@ -210,15 +207,15 @@ class PartVote(nn.Module, Certifier):
         lower, upper = zip(*found, strict=True)
         return torch.cat(lower), torch.cat(upper)
 
-    def _read(self, x: Tensor, ball: L0Ball, tried: int | None = None) -> tuple[Tensor, int]:
+    def _read(self, x: Tensor, ball: L0Ball, most: int) -> tuple[Tensor, int]:
         """Which parts can be touched, ``(n, parts)`` bool, and the number of classes; raises as `prepare`.
 
-        tried: see `_check_network`; default: all parts.
+        most: see `_check_network`.
         """
         check_votes(self, x)
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"x must be float32 or float64, in which votes are counted, got {describe(x)}")
-        classes = self._check_network(x[:1], tried or self.parts)
+        classes = self._check_network(x[:1], most)
         first = torch.zeros(1, dtype=torch.int64, device=x.device)
         ball.part(x, first).count(x[:1], x[:1])  # raises if the ball does not fit
         return self._reached(x, ball).expand(len(x), -1), classes
@@ -266,16 +263,17 @@ class PartVote(nn.Module, Certifier):
         """
         training = [module for module in self.network.modules() if module.training]
         tried = torch.arange(0, self.parts, -(-self.parts // most), device=x.device)
+        chosen = None if len(tried) == self.parts else tried.unsqueeze(0)
         try:
             self.network.eval()
-            before = self._say(x, tried.unsqueeze(0))
-            # Two parts differ in some bit of their numbers: each is left alone once while the other changes, a little
-            # and a lot, as a pixel of any value may carry far through a small weight.
-            for bit, value, far in product(range((len(tried) - 1).bit_length()), (0, 1), (1, 1e6)):
+            before = self._say(x, chosen)
+            # Two parts differ in some bit of their numbers: each is left alone once while the other changes: a little,
+            # a lot, as a pixel of any value may carry far through a small weight, and to NaN, which passes even a 0.
+            for bit, value, far in product(range((len(tried) - 1).bit_length()), (0, 1), (1, 1e6, math.nan)):
                 turned = torch.arange(len(tried), device=x.device) >> bit & 1 == value
                 changed = torch.zeros(self.parts, dtype=torch.bool, device=x.device).index_fill(0, tried[turned], True)
                 pixels = changed[self.owner].view(1, *x.shape[2:] or x.shape[1:])
-                after = self._say(torch.where(pixels, far * (0.37 - x), x), tried.unsqueeze(0))
+                after = self._say(torch.where(pixels, far * (0.37 - x), x), chosen)
                 moved = ((after - before).abs() > 1e-4 * (1 + before.abs().max())).any(2)[0]
                 if len(wrong := (moved & ~turned).nonzero()):
                     said = f"part {int(tried[wrong[0]])} changes with pixels of others"

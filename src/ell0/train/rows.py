@@ -154,18 +154,16 @@ class Moves:
 
 @dataclass(frozen=True)
 class Warps:
-    """Turns, zooms and shifts by nearest pixels, with the image mirrored beyond its edges.
+    """Turns, zooms and shifts by nearest pixels, with the image mirrored beyond its edges; mirrors half of the images.
 
     turn: in degrees, either way.  zoom: either way, as a share.  reach: pixels of a shift in both directions.
     colour: the most by which contrast and saturation are multiplied by more or less than 1, and brightness moves.
-    mirrored: mirror half of the images.
     """
 
     turn: float
     zoom: float
     reach: float
-    colour: float = 0.0
-    mirrored: bool = False
+    colour: float
     once: ClassVar[bool] = False
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -179,14 +177,12 @@ class Warps:
         angle, scale = math.radians(self.turn) * turn, (1 + self.zoom) ** zoom
         y = torch.arange(height, device=ways.device).view(-1, 1) - (height - 1) / 2
         x = torch.arange(width, device=ways.device) - (width - 1) / 2
-        x = torch.where(side < 0, -x, x) if self.mirrored else x
+        x = torch.where(side < 0, -x, x)
         cos, sin = scale * angle.cos(), scale * angle.sin()
         from_y = (cos * y - sin * x + (height - 1) / 2 + self.reach * down).round().long()
         from_x = (sin * y + cos * x + (width - 1) / 2 + self.reach * right).round().long()
         channel = torch.arange(channels, device=points.device).view(1, -1, 1, 1)
         warped = points[rows.view(-1, 1, 1, 1), channel, _reflected(from_y, height), _reflected(from_x, width)]
-        if not self.colour:
-            return warped
         grey, middle = warped.mean(1, keepdim=True), warped.mean((1, 2, 3), keepdim=True)
         coloured = grey + (1 + self.colour * saturation) * (warped - grey)
         coloured = middle + (1 + self.colour * contrast) * (coloured - middle) + self.colour * bright
@@ -206,6 +202,5 @@ AUGMENTS: dict[Augment, Moves | Warps] = {
     "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
     "crop-flip-reflect": Moves(reach=4, mirrored=True, fill="reflect"),
     "shift": Moves(reach=1, mirrored=False, fill="nearest"),
-    "warp": Warps(turn=10.0, zoom=0.1, reach=1.5),
-    "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2, mirrored=True),
+    "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2),
 }
