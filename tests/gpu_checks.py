@@ -27,7 +27,6 @@ from ell0.ops import gpu, reference
 INTERPRETED = gpu._interpreted()
 DEVICE = "cpu" if INTERPRETED else "cuda"
 INF, NAN = float("inf"), float("nan")
-NEWER = frozenset({"forward", "to_x"})  # all of `gpu.FASTER`
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 Counts = tuple[tuple[int, int], ...]
@@ -148,8 +147,9 @@ def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Counts) -> N
 
 
 def check_kind(make: Callable[..., Inputs]) -> None:
-    for (seed, (n, rows, d, top, bottom)), faster in product(enumerate((*SHAPES, LONG)), (frozenset(), NEWER)):
-        with mock.patch.object(gpu, "FASTER", faster):
+    # Terms are counted row by row, and in tiles.
+    for (seed, (n, rows, d, top, bottom)), many in product(enumerate((*SHAPES, LONG)), (1.0, 0.0)):
+        with mock.patch.object(gpu, "MANY", many):
             compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
@@ -157,10 +157,11 @@ def check_kind(make: Callable[..., Inputs]) -> None:
 
 
 def check_alone(kinds: Sequence[Callable[..., Inputs]] = KINDS) -> None:
-    """Each kind in tiles of its own, which end as early as it lets them."""
+    """Each kind by itself: walks and row by row, which end as early as it lets them."""
     for seed, make in enumerate(kinds):
         for n, d, top, bottom in ((33, 50, 10, 10), (3, 20, 5, 4), (3, 60, 17, 16)):
-            compare(*make(n, 1, d, Generator().manual_seed(seed)), ((top, bottom),))
+            with mock.patch.object(gpu, "MANY", 1.0):
+                compare(*make(n, 1, d, Generator().manual_seed(seed)), ((top, bottom),))
 
 
 def check_mixed() -> None:
@@ -170,7 +171,7 @@ def check_mixed() -> None:
         x = torch.cat([make(n, 1, d, g)[0] for make in FINITE])
         weight = torch.cat([make(1, 1, d, g)[1] for make in weights])
         # The last are walked.
-        with mock.patch.object(gpu, "ASKED", 0 if d == 40 else gpu.ASKED):
+        with mock.patch.multiple(gpu, ASKED=0 if d == 40 else gpu.ASKED, MANY=1.0):
             compare(x, weight, torch.randn(len(weight), generator=g), ((top, bottom),))
     for _, d, top, bottom, _ in MIXED[:3]:
         x, weight, bias = huge(3, 2, d, g)
@@ -179,7 +180,7 @@ def check_mixed() -> None:
 
 
 def check_tiles() -> None:
-    """The newer paths with samples of several kinds in one tile; a batch without infinities takes another branch.
+    """Counts in tiles, with samples of several kinds in one of them; a batch without infinities takes another branch.
 
     The minus is that of Triton 3.6, ``0 - x``, after which a zero has another sign than after that of 3.8.
     """
@@ -191,11 +192,11 @@ def check_tiles() -> None:
         x = torch.cat([make(3, 2, 35, g)[0] for make in kinds])
         _, weight, bias = ordinary(2, 2, 35, g)
         weight[1] = weight[1].round()
-        with mock.patch.object(gpu, "FASTER", NEWER), minus:
+        with mock.patch.object(gpu, "MANY", 0.0), minus:
             compare(x, weight, bias, counts)
     # After one pass so many terms lie in the bands that they are not sorted.
     x, weight, bias = (t.to(DEVICE) for t in few_stay(1, 1, 80, Generator().manual_seed(0)))
-    with mock.patch.multiple(gpu, FASTER=NEWER, PASSES=1, FAR=0):
+    with mock.patch.multiple(gpu, MANY=0.0, PASSES=1, FAR=0):
         out = gpu.forward(x, weight, bias, gpu.prepare(weight), ((26, 25),), False)[0][0]
     want = reference.trimmed_linear(x, weight, bias, top=26, bottom=25)
     close("value", out, want, reference.scale(x, weight, bias, top=26, bottom=25))
@@ -204,7 +205,8 @@ def check_tiles() -> None:
 def check_pairs() -> None:
     for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
         x, weight, _ = attacked(3, 1, 60, Generator().manual_seed(0))
-        compare(x, weight, None, counts)
+        with mock.patch.object(gpu, "MANY", 1.0):
+            compare(x, weight, None, counts)
 
 
 def check_two_runs_give_the_same_bits() -> None:

@@ -12,7 +12,6 @@ from ._definition import by_definition, keys_of, value_of
 from ._language import LANES, LARGEST, any_of, bits_of, kernel, product_of
 from ._networks import merged, network
 
-STEEP = tl.constexpr(2.0**90)
 # Half the width of a band, in gaps between terms: this, and more for each term that the pivot is off.
 SLACK, SPREAD = tl.constexpr(9.0), tl.constexpr(3.0)
 WHOLE = tl.constexpr(24.0)  # so few terms between two pivots are a band
@@ -22,21 +21,11 @@ CLOSE = tl.constexpr(64.0)  # so few terms between two pivots lie evenly
 @triton.jit
 def _cells(first, chunk, rows, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The pairs of a tile: samples, whether there are such; rows, the same; where a pair lies in a plane."""
-    tiles = (chunk + WIDTH - 1) // WIDTH
-    lane = (tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
-    row = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[:, None]
+    # Programs that run together share samples.
+    tiles = (rows + ROWS - 1) // ROWS
+    lane = (tl.program_id(0) // tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
+    row = (tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS))[:, None]
     return first + lane, lane < chunk, row, row < rows, row * chunk + lane
-
-
-@triton.jit
-def _above_zero(x, w, minus, GPU: tl.constexpr):
-    """1 where a steep ``x * w + minus`` is positive, else 0; on a GPU with nothing but its fused multiply-adds."""
-    if GPU:
-        return tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, w, minus], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return (tl.fma(x + 0.0 * minus, w + 0.0 * minus, minus) > 0).to(tl.float32)
 
 
 @triton.jit
@@ -86,45 +75,49 @@ def _guess(k, zeros, d, mean, spread, tail):
 
 
 @triton.jit
-def _gap(gap, pivot, count, k, last_pivot, last_count):
-    """How far apart terms lie, by what lies between this pivot and the last one."""
-    way, passed = pivot - last_pivot, last_count - count
-    seen = way / tl.where(passed == 0, 1.0, passed)
-    far = (passed == 0) & (way != 0) & (tl.abs(count - k) > 3)
-    known = (tl.abs(passed) >= 4) & (seen > 0)
-    return tl.where(known, tl.minimum(tl.maximum(seen, 0.25 * gap), 4 * gap), tl.where(far, 2 * gap, gap))
+def _bar(pivot, scale):
+    """A pivot with the other sign, scaled as the terms are that are counted, in half precision."""
+    return (0.0 - tl.minimum(tl.maximum(pivot * scale, -60000.0), 60000.0)).to(tl.float16)
 
 
 @triton.jit
 def _narrow(
-    pivot, count, k, zeros, pivots, gaps, brackets, plane, mask, FIRST: tl.constexpr, LAST: tl.constexpr
+    count, k, zeros, scale, pivots, gaps, bars, brackets, plane, here, FIRST: tl.constexpr, LAST: tl.constexpr
 ):  # fmt: skip
     """Moves the pivot to where the k-th largest term should lie, between pivots that have been too low and too high.
 
     LAST: returns the band it lies in: from where to where. It is empty, just above 0, if the term is 0, and ends before
     0 if zeros would fill it.
     """
-    gap = tl.load(gaps, mask=mask, other=0.0)
+    pivot, gap = tl.load(pivots, mask=here, other=0.0), tl.load(gaps, mask=here, other=0.0)
     low, high = pivot * 0 - float("inf"), pivot * 0 + float("inf")
     many, few = high, pivot * 0  # how many terms lie beyond those
-    if not FIRST:
-        last, last_count = tl.load(brackets, mask=mask), tl.load(brackets + 2 * plane, mask=mask)
-        gap = _gap(gap, pivot, count, k, last, last_count)
-        low, high = tl.load(brackets + 4 * plane, mask=mask), tl.load(brackets + 6 * plane, mask=mask)
-        many, few = tl.load(brackets + 8 * plane, mask=mask), tl.load(brackets + 10 * plane, mask=mask)
     enough = count >= k
+    if not FIRST:
+        low, high = tl.load(brackets, mask=here), tl.load(brackets + 2 * plane, mask=here)
+        many, few = tl.load(brackets + 4 * plane, mask=here), tl.load(brackets + 6 * plane, mask=here)
+        # How far apart terms lie, by what lies between this pivot and another one.
+        above = (high < float("inf")) & (enough | (low == float("-inf")))
+        way = tl.where(above, high, low) - pivot
+        passed = count - tl.where(above, few, many)
+        seen = way / tl.where(passed == 0, 1.0, passed)
+        far = (passed == 0) & (way != 0) & (tl.abs(count - k) > 3)
+        known = (tl.abs(passed) >= 4) & (seen > 0)
+        gap = tl.where(known, tl.minimum(tl.maximum(seen, 0.25 * gap), 4 * gap), tl.where(far, 2 * gap, gap))
     low, many = tl.where(enough, pivot, low), tl.where(enough, count, many)
     high, few = tl.where(enough, high, pivot), tl.where(enough, few, count)
-    seen = (low > float("-inf")) & (high < float("inf"))
+    closed = (low > float("-inf")) & (high < float("inf"))
     full = zeros > 8
     at_zero = (pivot == 0) & (count < k) & (k <= count + zeros)
     off = count - k
     middle = pivot + off * gap
     if LAST:
         slack = (SLACK + SPREAD * tl.sqrt(tl.abs(off))) * gap
-        whole = seen & (many - few <= WHOLE)
-        from_ = tl.where(whole, low, tl.maximum(middle - slack, low))
-        to = tl.where(whole, high, tl.minimum(middle + slack, high))
+        whole = closed & (many - few <= WHOLE)
+        # Counts in half precision err a little.
+        aside = 0.5 * gap + 0.002 * tl.abs(pivot)
+        from_ = tl.where(whole, low - aside, tl.maximum(middle - slack, low - aside))
+        to = tl.where(whole, high + aside, tl.minimum(middle + slack, high + aside))
         tiny = _tiny(pivot)
         from_ = tl.where(full & (pivot > 0), tl.maximum(from_, tiny), from_)
         to = tl.where(full & (pivot < 0), tl.minimum(to, 0.0 - tiny), to)
@@ -137,25 +130,26 @@ def _narrow(
         inside = (next_ > low) & (next_ < high)
         share = tl.minimum(tl.maximum((many - k + 0.5) / tl.maximum(many - few, 1.0), 0.02), 0.98)
         close = (many - few < CLOSE) & ~(full & (next_ == 0))
-        next_ = tl.where(seen & ~at_zero & (close | ~inside), low + (high - low) * share, next_)
-        tl.store(pivots, next_, mask=mask)
-        tl.store(gaps, gap, mask=mask)
-        tl.store(brackets, pivot, mask=mask)
-        tl.store(brackets + 2 * plane, count, mask=mask)
-        tl.store(brackets + 4 * plane, low, mask=mask)
-        tl.store(brackets + 6 * plane, high, mask=mask)
-        tl.store(brackets + 8 * plane, many, mask=mask)
-        tl.store(brackets + 10 * plane, few, mask=mask)
+        next_ = tl.where(closed & ~at_zero & (close | ~inside), low + (high - low) * share, next_)
+        tl.store(pivots, next_, mask=here)
+        tl.store(gaps, gap, mask=here)
+        tl.store(bars, _bar(next_, scale), mask=here)
+        tl.store(brackets, low, mask=here)
+        tl.store(brackets + 2 * plane, high, mask=here)
+        tl.store(brackets + 4 * plane, many, mask=here)
+        tl.store(brackets + 6 * plane, few, mask=here)
         return pivot, pivot
 
 
 @kernel("moments", "pivots")
 def guess_pivots(
-    moments, zeros, lead_count, pivots, gaps, first, chunk, rows, d, top, bottom, SIZE: tl.constexpr
+    moments, zeros, lead_count, scale_x, scale_w, pivots, gaps, bars, first, chunk, rows, d, top, bottom,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
     """Both pivots ``(2, rows, chunk)``, the lower with the other sign, as far as the terms' moments tell, and the gaps
     between terms there.
 
+    bars ``(2, rows, even)``: as `_bar` says, for an even number of samples.
     moments ``(3, rows, chunk)``: sums of the terms, of their squares and of their fourth powers.  zeros: how many
     coordinates of each sample are 0.
     """
@@ -173,66 +167,116 @@ def guess_pivots(
     tail = tl.minimum(tl.maximum(fourth / (variance * variance + 1e-37) - 3, -1.2), 4.0)
     spread = tl.sqrt(variance)
     up, gap = _guess(top, none, d, mean, spread, tail)
+    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + cell // chunk, mask=here, other=0.0)
+    even = chunk + chunk % 2
+    bar = bars + cell // chunk * even + cell % chunk
     tl.store(pivots + cell, up, mask=here)
     tl.store(gaps + cell, gap, mask=here)
+    tl.store(bar, _bar(up, scale), mask=here)
     down, gap = _guess(bottom, none, d, 0.0 - mean, spread, tail)
     tl.store(pivots + plane + cell, down, mask=here)
     tl.store(gaps + plane + cell, gap, mask=here)
+    tl.store(bar + rows * even, _bar(down, scale), mask=here)
 
 
-@kernel("inner", "turned", "pivots", "edges", "first", "chunk", "width", "rows", "d")
+@triton.jit
+def _count(counts, x, w, bar, GPU: tl.constexpr):
+    """Two counts in half precision, each raised by 1 if its steep ``x * w + bar`` is positive."""
+    if GPU:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 t; fma.rn.sat.f16x2 t, $2, $3, $4; add.f16x2 $0, $1, t; }", "=r,r,r,r,r",
+            [counts, x, w, bar], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        low = _half(counts, 0) + (_half(x, 0) * _half(w, 0) + _half(bar, 0) > 0).to(tl.float32)
+        high = _half(counts, 16) + (_half(x, 16) * _half(w, 16) + _half(bar, 16) > 0).to(tl.float32)
+        return _bits(low) | (_bits(high) << 16)
+
+
+@triton.jit
+def _half(both, SHIFT: tl.constexpr):
+    return (both >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _bits(number):
+    return number.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+
+
+@kernel("inner", "turned", "bars", "counts", "first", "chunk", "width", "rows", "d")
 def count_terms(
-    inner, turned, weight, zeros, lead_count, lead_index, lead_value, asked, pivots, gaps, brackets, edges,
-    first, chunk, rows, width, d, top, bottom,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
-    UNROLL: tl.constexpr, GPU: tl.constexpr,
+    inner, turned, bars, counts, first, chunk, rows, width, d,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
-    """Counts the terms beyond both pivots of each pair, for `chunk` samples from `first` on, and moves the pivots.
+    """Counts ``(2, rows, chunk)`` the terms beyond both pivots of each pair, in half precision.
 
-    inner ``(d, width)`` and turned ``(d, rows)``: samples and weight.  LAST: the edges of the bands
-    ``(4, rows, chunk)`` are laid instead.
+    All is in half precision, two samples side by side in an int32: ``inner (d, width)`` from the sample `first` on,
+    bars and counts ``(2, rows, chunk)``; ``turned (d, rows)`` has each weight twice. Samples and weight are scaled.
     """
     sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
-    both = here & there
     plane = rows * chunk
+    bar = tl.load(bars + cell, mask=here & there, other=0)
+    bar2 = tl.load(bars + plane + cell, mask=here & there, other=0)
+    more = tl.full((ROWS, WIDTH), 0, tl.int32)
+    less = more
+    for i in tl.range(0, d, loop_unroll_factor=UNROLL):
+        x = tl.load(inner + i * width + sample, mask=here, other=0)
+        w = tl.load(turned + i * rows + row, mask=there, other=0)
+        more = _count(more, x, w, bar, GPU)
+        less = _count(less, x ^ -0x7FFF8000, w, bar2, GPU)
+    tl.store(counts + cell, more, mask=here & there)
+    tl.store(counts + plane + cell, less, mask=here & there)
+
+
+@kernel("counts", "pivots", "edges", "chunk")
+def move_pivots(
+    counts, weight, zeros, lead_count, lead_index, lead_value, asked, scale_x, scale_w, pivots, gaps, bars, brackets,
+    edges, first, chunk, rows, width, d, top, bottom,
+    SIZE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
+):  # fmt: skip
+    """Moves the pivots of all pairs by what was counted. LAST: lays bands instead, whose edges are
+    ``(4, rows, chunk)``.
+    """
+    plane = rows * chunk
+    cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    here = cell < plane
+    row, sample = cell // chunk, first + cell % chunk
+    even = chunk + chunk % 2
+    at = row * even + cell % chunk
     leads = tl.load(lead_count + sample, mask=here, other=0)
     none = (tl.load(zeros + sample, mask=here, other=0) - leads).to(tl.float32)
-    up = tl.load(pivots + cell, mask=both, other=0.0)
-    down = 0.0 - tl.load(pivots + plane + cell, mask=both, other=0.0)
-    more = tl.full((ROWS, WIDTH), 0.0, tl.float32)
-    less = more
-    minus, plus = 0.0 - up * STEEP, down * STEEP
-    for i in tl.range(0, d, loop_unroll_factor=UNROLL):
-        x = tl.load(inner + i * width + sample, mask=here, other=0.0) * STEEP
-        w = tl.load(turned + i * rows + row, mask=there, other=0.0)
-        more += _above_zero(x, w, minus, GPU)
-        less += _above_zero(0.0 - x, w, plus, GPU)
-    # In the panel outlying coordinates are zeros.
-    more -= tl.where(up < 0, leads, 0)
-    less -= tl.where(down > 0, leads, 0)
+    more = tl.load(counts + at, mask=here, other=0.0).to(tl.float32)
+    less = tl.load(counts + rows * even + at, mask=here, other=0.0).to(tl.float32)
     if tl.load(asked + 1) > 0:
-        for q in range(0, tl.minimum(tl.max(tl.max(leads, 1), 0), LEADS)):
-            present = (q < leads) & both
-            index = tl.load(lead_index + q * width + sample, mask=q < leads, other=0)
-            v = tl.load(lead_value + q * width + sample, mask=q < leads, other=0.0)
-            outlying = tl.load(weight + row * d + index, mask=present, other=0.0) * v
-            more += (present & (outlying > up)).to(tl.float32)
-            less += (present & (outlying < down)).to(tl.float32)
+        up = tl.load(pivots + cell, mask=here, other=0.0)
+        down = 0.0 - tl.load(pivots + plane + cell, mask=here, other=0.0)
+        # Where samples are counted, outlying coordinates are zeros.
+        more -= tl.where(up < 0, leads, 0)
+        less -= tl.where(down > 0, leads, 0)
+        for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
+            present = (q < leads) & here
+            index = tl.load(lead_index + q * width + sample, mask=present, other=0)
+            v = tl.load(lead_value + q * width + sample, mask=present, other=0.0)
+            term = tl.load(weight + row * d + index, mask=present, other=0.0) * v
+            more += (present & (term > up)).to(tl.float32)
+            less += (present & (term < down)).to(tl.float32)
+    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + row, mask=here, other=0.0)
     high, outer_high = _narrow(
-        up, more, top, none, pivots + cell, gaps + cell, brackets + cell, plane, both, FIRST, LAST
+        more, top, none, scale, pivots + cell, gaps + cell, bars + at, brackets + cell, plane, here, FIRST, LAST
     )
     cell2 = plane + cell
     low, outer_low = _narrow(
-        0.0 - down, less, bottom, none, pivots + cell2, gaps + cell2, brackets + cell2, plane, both, FIRST, LAST
-    )
+        less, bottom, none, scale, pivots + cell2, gaps + cell2, bars + rows * even + at, brackets + cell2, plane,
+        here, FIRST, LAST,
+    )  # fmt: skip
     if LAST:
         low, outer_low = 0.0 - low, 0.0 - outer_low
         # The outer edges of bands that meet enclose both.
         meet = (low >= high) & (outer_high >= high) & (outer_low <= low)
-        tl.store(edges + cell, tl.where(meet, tl.minimum(outer_low, high), outer_low), mask=both)
-        tl.store(edges + plane + cell, low, mask=both)
-        tl.store(edges + 2 * plane + cell, high, mask=both)
-        tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=both)
+        tl.store(edges + cell, tl.where(meet, tl.minimum(outer_low, high), outer_low), mask=here)
+        tl.store(edges + plane + cell, low, mask=here)
+        tl.store(edges + 2 * plane + cell, high, mask=here)
+        tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=here)
 
 
 @kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")

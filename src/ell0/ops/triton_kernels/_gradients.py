@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ._language import LANES, LARGEST, any_of, kernel, product_of, weight_of
+from ._language import LANES, any_of, kernel, product_of, weight_of
 
 
 @triton.jit
@@ -208,55 +208,3 @@ def weight_gradient(
         tl.debug_barrier()
         column = tl.arange(0, WIDTH)
         tl.store(out + column, tl.full((WIDTH,), float("nan"), tl.float32), mask=column < d)
-
-
-@kernel("grad", "cuts", "samples", "d")
-def input_gradient(
-    grad, x, weight, bound, cuts, out, samples, rows, d, blocks, SIZE: tl.constexpr, BATCH: tl.constexpr
-):
-    """``out (samples, d)``: every kept term added up, none subtracted; ``grad (rows, samples)``."""
-    lane = tl.program_id(0) * BATCH + tl.arange(0, BATCH)
-    column = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    here = lane < samples
-    inside = (column < d)[:, None] & here[None, :]
-    v = tl.load(x + lane[None, :] * d + column[:, None], mask=inside, other=0.0)
-    total = tl.full((SIZE, BATCH), 0.0, tl.float32)
-    for first in range(0, rows, 64):
-        part = tl.full((SIZE, BATCH), 0.0, tl.float32)
-        for row in range(first, tl.minimum(first + 64, rows)):
-            g = tl.load(grad + row * samples + lane, mask=here, other=0.0)
-            upper = tl.load(cuts + row * samples + lane, mask=here, other=0.0)
-            lower = tl.load(cuts + rows * samples + row * samples + lane, mask=here, other=0.0)
-            w = tl.load(weight + row * d + column, mask=column < d, other=0.0)
-            g = tl.where(upper == upper, g, float("nan"))
-            lower = tl.where(upper == upper, lower, float("nan"))
-            term = w[:, None] * v
-            if ~(tl.load(bound + row * blocks) <= LARGEST):
-                term = product_of(tl.broadcast_to(w[:, None], (SIZE, BATCH)), v)
-            # So put, a product of zero and infinity stays: the weight is the zero, and adds nothing.
-            gone = (term >= upper[None, :]) | (term <= lower[None, :])
-            part += tl.where(gone, 0.0, g[None, :] * w[:, None])
-        total += part
-    tl.store(out + lane[None, :] * d + column[:, None], total, mask=inside)
-
-
-@kernel()
-def input_ties(grad, x, weight, cuts, ties, tied, out, samples, rows, d, WIDTH: tl.constexpr):
-    """Adds to `input_gradient` the terms of one sample that are tied with a cut and stay. tied: as in `masked_ties`."""
-    sample = tl.program_id(0)
-    if tl.load(tied + sample) > 0:
-        column = tl.arange(0, WIDTH)
-        inside = column < d
-        v = tl.load(x + sample * d + column, mask=inside, other=0.0)
-        extra = tl.load(out + sample * d + column, mask=inside, other=0.0)
-        for row in range(0, rows):
-            at = row * samples + sample
-            tie = tl.load(ties + at)
-            tie2 = tl.load(ties + rows * samples + at)
-            if (tie != 0) | (tie2 != 0):
-                w = tl.load(weight + row * d + column, mask=inside, other=0.0)
-                stays = tied_stay(
-                    product_of(w, v), inside, tl.load(cuts + at), tl.load(cuts + rows * samples + at), tie, tie2
-                )
-                extra += tl.where(stays, tl.load(grad + at) * w, 0.0)
-        tl.store(out + sample * d + column, extra, mask=inside)
