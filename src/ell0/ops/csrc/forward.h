@@ -6,7 +6,7 @@ namespace NAME {
 
 template <class T> struct Forward {
     static constexpr int L = LANES<T>;
-    static constexpr int64_t TOGETHER = 4;           // groups that take a tile's rows while these are in the cache
+    static constexpr int64_t TOGETHER = 8;           // groups that take a tile's rows while these are in the cache
     static constexpr int64_t PANEL_BYTES = 8 << 20;  // samples are packed a slab at a time
 
     const T *x, *weight, *bias;
@@ -19,12 +19,14 @@ template <class T> struct Forward {
 
     // What a thread works in.
     struct Desk {
-        Buffer<V<T>> terms;
+        Tray<T> tray;
         Buffer<T> by_coordinate, scratch;
         Leading<T, TILE> leads;
+        Guess<T> guess[TOGETHER] = {};  // of these groups
+        Weights<T> about[TILE] = {};    // of these rows
     };
 
-    Row<T> row(int64_t o, Leading<T, TILE>& leads) const {
+    Row<T> row(int64_t o, Desk& desk) const {
         const int64_t blocks = (d + 15) / 16;
         // Rows lie far apart and only their beginnings are read: fetch the next one's.
         for (int line = 0; line < 3 && o + 1 < rows; ++line) {
@@ -33,7 +35,17 @@ template <class T> struct Forward {
             __builtin_prefetch((const char*)(bound + (o + 1) * blocks) + 64 * line);
         }
         const T b = bias ? bias[o] : T(0);
-        return {ranked + o * d, bound + o * blocks, order + o * d, b, &leads, (int)(o % TILE)};
+        return {weight + o * d, ranked + o * d, bound + o * blocks, order + o * d, b, &desk.leads, (int)(o % TILE), &desk.about[o % TILE]};
+    }
+
+    T norm(const T* w) const {
+        V<T> squares[4] = {};
+        int64_t i = 0;
+        for (; i + 4 * L <= d; i += 4 * L)
+            for (int c = 0; c < 4; ++c) squares[c] += load(w + i + c * L) * load(w + i + c * L);
+        T all = sum<T>((squares[0] + squares[1]) + (squares[2] + squares[3]));
+        for (; i < d; ++i) all += w[i] * w[i];
+        return std::sqrt(all);
     }
 
     // A tile of out, turned so that samples lie in the lanes, and back.
@@ -95,11 +107,11 @@ template <class T> struct Forward {
         Cuts<T> found{};
         for (int r = 0; r < count; ++r) {
             const int64_t o = o0 + r;
-            const Row<T> current = row(o, desk.leads);
+            const Row<T> current = row(o, desk);
             const bool undefined = current.bound[0] != current.bound[0];
             const M<T> lost = undefined ? M<T>{} == 0 : group.undefined;
             V<T> v = where<T>(~lost, load(value[r]));
-            if (!undefined) trim.row(current, group, desk.terms.data, v, found);
+            if (!undefined) trim.row(current, group, desk.tray, v, desk.guess[(first / L) % TOGETHER], found);
             store(value[r], lost ? nan : v);
             if (!cuts) continue;
             const bool tied = keep(found, lost ? nan : found.high, o, first, lanes);
@@ -119,8 +131,10 @@ template <class T> struct Forward {
         int64_t slab = PANEL_BYTES / (d * L * (int64_t)sizeof(T)) + 1;
         slab = slab < groups ? slab : groups;
         Buffer<T> panels;
+        Buffer<int16_t> keys;
         Buffer<int32_t> depths;
         panels.resize(slab * d * L);
+        keys.resize(walks ? 0 : slab * d * L + WIDTH);
         depths.resize(cuts ? slab * rows : 0);
         Group<T>* group = new Group<T>[slab];
         if (cuts) std::memset(walked, 0, rows * sizeof *walked);
@@ -130,22 +144,28 @@ template <class T> struct Forward {
             {
                 Desk desk;
                 desk.scratch.resize(d);
-                desk.terms.resize(9 * d + 16);
 #pragma omp for schedule(dynamic)
-                for (int64_t g = 0; g < here; ++g)
+                for (int64_t g = 0; g < here; ++g) {
                     group[g].pack(x, limit, n, d, (g0 + g) * L, top + bottom, walks, &panels[g * d * L],
                                   desk.scratch.data);
+                    if (!walks) group[g].quantize(d, &keys[g * d * L]);
+                }
                 int64_t most = 0;
                 for (int64_t g = 0; g < here; ++g) most = group[g].leads > most ? group[g].leads : most;
+                desk.tray.resize(d + most);
                 desk.by_coordinate.resize(most ? d * TILE : 0);
                 desk.leads.buffer.resize(most * TILE);
                 desk.leads.lists.resize(most ? 2 * LISTED * TILE : 0);
+                int64_t last = -1;
 #pragma omp for schedule(dynamic) collapse(2)
                 for (int64_t some = 0; some < here; some += TOGETHER)
                     for (int64_t t = 0; t < tiles; ++t) {
+                        for (Guess<T>& guess : desk.guess) guess.made &= some == last;
+                        last = some;
                         const int64_t o0 = t * TILE;
                         const int count = rows - o0 < TILE ? (int)(rows - o0) : TILE;
                         bool turned = false;
+                        for (int r = 0; r < count && !walks; ++r) desk.about[r] = {norm(weight + (o0 + r) * d), 0, 0};
                         for (int64_t g = some; g < here && g < some + TOGETHER; ++g) {
                             if (group[g].leads) {
                                 if (!turned) turn<TILE>(weight + o0 * d, count, d, desk.by_coordinate.data);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdlib>
+#include "keys.h"
 #include "network.h"
 
 namespace NAME {
@@ -105,6 +106,8 @@ constexpr int64_t LEAD = 144;
 template <class T> struct Group {
     static constexpr int L = LANES<T>;
     const T* panel;           // (d, L); NaN at a lane's leading coordinates
+    const int16_t* keys;      // (d, L): the panel times scale, rounded, if it was asked for
+    V<T> scale{};             // 0 where all keys are
     int64_t leads = 0;        // leading coordinates of each lane: the ones with the largest |x|
     Buffer<int32_t> index;    // (leads, L)
     Buffer<T> value;          // (leads, L)
@@ -155,6 +158,13 @@ template <class T> struct Group {
         index.resize(leads * L);
         value.resize(leads * L);
         for (int l = 0; l < L; ++l) lead(l, d, out, scratch);
+    }
+
+    void quantize(int64_t d, int16_t* out) {
+        keys = out;
+        scale = KEYS / reach;
+        scale = scale <= Lanes<T>::MAX ? scale : V<T>{};
+        for (int64_t i = 0; i < d; ++i) write_keys<T>(out + i * L, load(panel + i * L) * scale);
     }
 
     // The leading terms of L rows, given their weights by coordinate: out[r * leads + q] for row r.

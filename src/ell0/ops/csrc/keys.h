@@ -1,85 +1,107 @@
-// Two vectors of terms as one vector of keys: small integers, which are cheaper to compare, in the order of the terms.
-// Where there is no such key the terms are their own.
+// Terms as small integers, which are cheaper to compare: with |x| and |w| at most 32767 in units of their own, rounded, a
+// term's key is x w / 32768, rounded again.
 #pragma once
 #include "lanes.h"
 
 namespace NAME {
 
-template <class T> struct Keys {
-    struct Key {
-        V<T> first, second;
-    };
-    typedef V<T> Pivot;
-    typedef M<T> Tally;
-    static constexpr bool ROUNDED = false;
-    static constexpr int64_t PAIRS = INT32_MAX / 2;  // as many keys as a tally can count
+constexpr int KEY_BYTES = WIDTH < 32 ? WIDTH : 32;
+typedef int16_t Key __attribute__((vector_size(KEY_BYTES)));  // of one coordinate, or of PER of them
+template <class T> constexpr int PER = KEY_BYTES / 2 / LANES<T>;
 
-    static Key pack(V<T> first, V<T> second, V<T>) { return {first, second}; }
-    static Pivot pivot(V<T> at) { return at; }
-    // n += keys above the pivot, or below it, lane by lane
-    static void above(Tally& n, Key key, Pivot at) {
-        tally(n, key.first, at);
-        tally(n, key.second, at);
-    }
-    static void below(Tally& n, Key key, Pivot at) {
-        tally(n, at, key.first);
-        tally(n, at, key.second);
-    }
-    static M<T> total(Tally n) { return n; }
-    // Does a key lie in [a, b] or in [c, d]?
-    static bool within(Key key, Pivot a, Pivot b, Pivot c, Pivot d) {
-        auto in = [&](V<T> v) { return ((v >= a) & (v <= b)) | ((v >= c) & (v <= d)); };
-        return any(in(key.first) | in(key.second));
-    }
-};
+constexpr int KEYS = 32767;   // the largest
+constexpr int TALLY = 65535;  // as many as a tally can count
+// Three times rounded by half, a key and its term are less than 1.6 apart, and so are the k-th largest key and the k-th
+// largest term: no term at a cut has a key further than this from the cut of the keys.
+constexpr int APART = 3;
 
+// The rounded keys of v, whose magnitudes are at most KEYS; a NaN has key 0.
+template <class T> inline void write_keys(int16_t* out, V<T> v) {
+    typedef typename Lanes<T>::H H;
+    const V<T> half = (V<T>)(((M<T>)v & ~Lanes<T>::MAGNITUDE) | (M<T>)all<T>(T(0.5)));
+    const H keys = __builtin_convertvector(__builtin_convertvector(where<T>(v == v, v + half), M<T>), H);
+    std::memcpy(out, &keys, sizeof keys);
+}
+
+// out[j][l] = x[order[j]][l] w[j] / 32768, rounded, for the lanes of n coordinates.
+template <class T>
+inline void multiply_keys(int16_t* out, const int16_t* x, const int32_t* order, const int16_t* w, int64_t n) {
+    constexpr int L = LANES<T>;
+    for (int64_t j = 0; j < n; ++j, out += L) {
+        const int16_t* from = x + (int64_t)order[j] * L;
 #if defined(__AVX2__)
-// 16 bits for each term. Terms beyond the range share the last key on their side; a NaN has the least one.
-template <> struct Keys<float> {
-    static constexpr bool ROUNDED = true;
-    static constexpr int64_t PAIRS = UINT16_MAX;
-#if defined(__AVX512F__)
-    typedef __m512i Key;
-    static Key packed(V<float> a, V<float> b) {
-        return _mm512_packs_epi32(_mm512_cvtps_epi32((__m512)a), _mm512_cvtps_epi32((__m512)b));
+        if constexpr (L == 16) {
+            const __m256i v = _mm256_loadu_si256((const __m256i*)from);
+            _mm256_storeu_si256((__m256i*)out, _mm256_mulhrs_epi16(v, _mm256_set1_epi16(w[j])));
+            continue;
+        }
+        if constexpr (L == 8) {
+            const __m128i v = _mm_loadu_si128((const __m128i*)from);
+            _mm_storeu_si128((__m128i*)out, _mm_mulhrs_epi16(v, _mm_set1_epi16(w[j])));
+            continue;
+        }
+#endif
+        for (int l = 0; l < L; ++l) out[l] = (int16_t)((from[l] * w[j] + 16384) >> 15);
     }
-    static void above(Key& n, Key key, Key at) {
-        n = _mm512_mask_add_epi16(n, _mm512_cmpgt_epi16_mask(key, at), n, _mm512_set1_epi16(1));
-    }
-    static M<float> total(Key n) {
-        const Key zero = _mm512_setzero_si512();
-        return (M<float>)_mm512_unpacklo_epi16(n, zero) + (M<float>)_mm512_unpackhi_epi16(n, zero);
-    }
-    static bool within(Key key, Key a, Key b, Key c, Key d) {
-        const __mmask32 up = _mm512_mask_cmple_epi16_mask(_mm512_cmpge_epi16_mask(key, a), key, b);
-        return up | _mm512_mask_cmple_epi16_mask(_mm512_cmpge_epi16_mask(key, c), key, d);
+}
+// The same in the order of the coordinates; may read and write up to a vector more.
+template <class T> inline void multiply_keys(int16_t* out, const int16_t* x, const int16_t* w, int64_t n) {
+    constexpr int L = LANES<T>;
+#if defined(__AVX2__)
+    Key half;
+    for (int e = 0; e < 16; ++e) half[e] = (int16_t)(2 * (e / L) * 257 + 256);  // the bytes of a coordinate's weight
+    for (int64_t j = 0; j < n; j += PER<T>, out += 16, x += 16) {
+        int64_t some;
+        std::memcpy(&some, w + j, sizeof some);
+        const __m256i weights = _mm256_shuffle_epi8(_mm256_set1_epi64x(some), (__m256i)half);
+        _mm256_storeu_si256((__m256i*)out, _mm256_mulhrs_epi16(_mm256_loadu_si256((const __m256i*)x), weights));
     }
 #else
-    typedef __m256i Key;
-    static Key packed(V<float> a, V<float> b) {
-        return _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)a), _mm256_cvtps_epi32((__m256)b));
-    }
-    static void above(Key& n, Key key, Key at) { n = _mm256_sub_epi16(n, _mm256_cmpgt_epi16(key, at)); }
-    static M<float> total(Key n) {
-        const Key zero = _mm256_setzero_si256();
-        return (M<float>)_mm256_unpacklo_epi16(n, zero) + (M<float>)_mm256_unpackhi_epi16(n, zero);
-    }
-    static bool within(Key key, Key a, Key b, Key c, Key d) {
-        const Key up = _mm256_or_si256(_mm256_cmpgt_epi16(a, key), _mm256_cmpgt_epi16(key, b));
-        const Key down = _mm256_or_si256(_mm256_cmpgt_epi16(c, key), _mm256_cmpgt_epi16(key, d));
-        return _mm256_movemask_epi8(_mm256_and_si256(up, down)) != -1;
-    }
+    for (int64_t j = 0; j < n; ++j, out += L, x += L)
+        for (int l = 0; l < L; ++l) out[l] = (int16_t)((x[l] * w[j] + 16384) >> 15);
 #endif
-    typedef Key Pivot;
-    typedef Key Tally;
+}
 
-    static Key pack(V<float> first, V<float> second, V<float> scale) {
-        const V<float> most = all<float>(32767);  // min gives its second argument where that is a NaN
-        return packed(min(most, first * scale), min(most, second * scale));
+// The least key, which no term has, in some lanes of one coordinate.
+template <class T> inline void drop_keys(int16_t* out, M<T> lanes) {
+    typedef typename Lanes<T>::H H;
+    H keys;
+    std::memcpy(&keys, out, sizeof keys);
+    keys = __builtin_convertvector(lanes, H) ? H{} + INT16_MIN : keys;
+    std::memcpy(out, &keys, sizeof keys);
+}
+
+// The pivots of the lanes, once for each coordinate of a vector of keys.
+template <class T> inline Key spread(V<T> at) {
+    typedef typename Lanes<T>::H H;
+    const V<T> most = all<T>(KEYS);
+    const H lanes = __builtin_convertvector(__builtin_convertvector(min(max(at, -most - 1), most), M<T>), H);
+    Key key;
+    for (int c = 0; c < PER<T>; ++c) std::memcpy((char*)&key + c * sizeof lanes, &lanes, sizeof lanes);
+    return key;
+}
+
+// The counts of the lanes.
+template <class T> inline M<T> total(Key n) {
+    typedef typename Lanes<T>::N N;
+    M<T> sum{};
+    for (int c = 0; c < PER<T>; ++c) {
+        N lanes;
+        std::memcpy(&lanes, (char*)&n + c * sizeof lanes, sizeof lanes);
+        sum += __builtin_convertvector(lanes, M<T>);
     }
-    static Pivot pivot(V<float> at) { return pack(at, at, all<float>(1)); }
-    static void below(Tally& n, Key key, Pivot at) { above(n, at, key); }
-};
+    return sum;
+}
+
+// Is no answer true?
+inline bool none(Key answers) {
+#if defined(__AVX2__)
+    return _mm256_testz_si256((__m256i)answers, (__m256i)answers);
+#else
+    int64_t halves[2];
+    std::memcpy(halves, &answers, sizeof halves);
+    return (halves[0] | halves[1]) == 0;
 #endif
+}
 
 }  // namespace NAME

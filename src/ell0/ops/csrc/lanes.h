@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -21,6 +21,8 @@ template <class T> struct Lanes;
 template <> struct Lanes<float> {
     typedef float V __attribute__((vector_size(WIDTH)));
     typedef int32_t M __attribute__((vector_size(WIDTH)));
+    typedef int16_t H __attribute__((vector_size(WIDTH / 2)));
+    typedef uint16_t N __attribute__((vector_size(WIDTH / 2)));
     typedef int32_t I;
     static constexpr int32_t MAGNITUDE = 0x7fffffff;
     static constexpr float LEAST = 1.17549435e-38f;  // the least normal number
@@ -29,6 +31,8 @@ template <> struct Lanes<float> {
 template <> struct Lanes<double> {
     typedef double V __attribute__((vector_size(WIDTH)));
     typedef int64_t M __attribute__((vector_size(WIDTH)));
+    typedef int16_t H __attribute__((vector_size(WIDTH / 4)));
+    typedef uint16_t N __attribute__((vector_size(WIDTH / 4)));
     typedef int64_t I;
     static constexpr int64_t MAGNITUDE = 0x7fffffffffffffffll;
     static constexpr double LEAST = 2.2250738585072014e-308;

@@ -2,10 +2,11 @@
 // top and bottom.
 //
 // Passes over the terms' keys count what lies beyond a pivot, until each cut is known to lie in a bracket with few
-// terms; the last row's cuts are the first pivots. The terms in the brackets are copied out, and the cuts found among
-// these. `down` stands for the smallest terms: all its values have the other sign.
+// terms; the last rows' cuts are the first pivots. The keys in the brackets are copied out and counted on, and at last
+// the terms of those still in doubt. `down` stands for the smallest terms: all its values have the other sign.
 #pragma once
 #include <initializer_list>
+#include "group.h"
 #include "keys.h"
 
 namespace NAME {
@@ -14,9 +15,65 @@ namespace NAME {
 template <class T> struct Cuts {
     V<T> high, low;
     V<T> ties_high, ties_low;  // 0 where every tied term leaves, else 1 + how many do; if the backward pass asks
-    // The cuts are also a guess for the next row, with how many terms lie in a unit about each.
-    V<T> high_density, low_density;
-    bool guessed;
+};
+
+// A row's norm, and how far its cuts lay from the guess in the last group, for weights of norm 1.
+template <class T> struct Weights {
+    T size, shift_high, shift_low;
+};
+
+// What the rows before tell of the next one's cuts, for weights of norm 1: where they lie, how many terms lie in a unit
+// about each.
+template <class T> struct Guess {
+    V<T> high, low, high_density, low_density;
+    M<T> zero_high, zero_low;  // the last cut was 0
+    bool made;
+
+    // In keys.
+    Guess of(const Weights<T>& row, V<T> scale) const {
+        const V<T> unit = row.size * scale, density = 1 / unit;
+        return {(high + row.shift_high) * unit, (low + row.shift_low) * unit, high_density * density,
+                low_density * density,          zero_high,                    zero_low,
+                made};
+    }
+    void learn(const Cuts<T>& cuts, Weights<T>& row) {
+        auto mix = [&](V<T>& mean, V<T> cut) {
+            V<T> away = cut / row.size - mean;
+            away = where<T>(magnitude<T>(away) <= Lanes<T>::MAX, away);
+            mean += away / 4;
+            return sum<T>(away) / LANES<T>;
+        };
+        row.shift_high = mix(high, cuts.high);
+        row.shift_low = mix(low, cuts.low);
+        zero_high = cuts.high == 0;
+        zero_low = cuts.low == 0;
+    }
+};
+
+// The terms of one row and one group among which a cut is sought: the leading ones, then those of the largest weights, or
+// of all in their own order. A NaN is no term.
+template <class T> struct Terms {
+    static constexpr int L = LANES<T>;
+    const V<T>* leading;
+    int64_t leads;
+    const T* weight;       // in the row's order
+    const int32_t* order;  // null for their own
+    const T* panel;
+    bool finite;  // the weights are
+    int64_t number = 0;
+
+    V<T> ordered(int64_t j, bool finite) const {
+        const V<T> w = all<T>(weight[j]), x = load(panel + (order ? (int64_t)order[j] : j) * L);
+        return finite ? w * x : ((w == 0) & (x == x)) | (x == 0) ? V<T>{} : w * x;
+    }
+    V<T> operator[](int64_t i) const { return i < leads ? leading[i] : ordered(i - leads, finite); }
+    template <class F> void each(F visit) const {
+        for (int64_t q = 0; q < leads; ++q) visit(leading[q]);
+        if (finite)
+            for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, true));
+        else
+            for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, false));
+    }
 };
 
 // The k-th largest value of each lane lies in [a, b]. `above_b` values lie above b; `above_a` above a, or at it if a is
@@ -25,13 +82,17 @@ template <class T> struct Bracket {
     V<T> a, b;
     M<T> above_a, above_b{}, rank;
 
-    Bracket(int64_t number, int64_t k)
-        : a(all<T>(-__builtin_inff())), b(k ? -a : a), above_a(every<T>(number)), rank(every<T>(k)) {}
+    Bracket(M<T> number, int64_t k)
+        : a(all<T>(-__builtin_inff())), b(k ? -a : a), above_a(number), rank(every<T>(k)) {}
 
     bool open() const { return any(a < b); }
-    // Does a lane hold more than so many values, although counting could part them?
-    bool wide(int few) const { return any((b - a > T(Keys<T>::ROUNDED)) & (above_a - above_b > few)); }
+    // Does a lane hold more than so many keys?
     bool crowded(int few) const { return any((a < b) & (above_a - above_b > few)); }
+    // Even though counting could part them? About 0 it could not: many terms may be 0.
+    bool wide(int few) const {
+        const M<T> zeros = (a >= -APART - 1) & (b <= APART);
+        return any((b - a > 1) & (above_a - above_b > few) & ~zeros);
+    }
 
     // Where the k-th largest lies if values are spread evenly, `off` values beyond it. While one end is not known: by
     // the density, `far` values beyond.
@@ -52,11 +113,30 @@ template <class T> struct Bracket {
         set(raise, (a < b) & (above < rank), next, last, above);
         b = raise & (above == rank) ? a : b;
     }
-    // So many values above b are looked at no more.
-    void forget(M<T> gone) {
+    // Zeros may be many: a bracket that holds them is parted next to them, and one with an open end grows up to them.
+    void part(V<T>* at) const {
+        const V<T> before = all<T>(APART), after = all<T>(-APART - 1);
+        const M<T> over = b > before, under = a < after, holds = (a < before) & (b > after);
+        const M<T> open_a = a < -Lanes<T>::MAX, open_b = b > Lanes<T>::MAX;
+        const M<T> grows_down = holds & over & open_a, grows_up = holds & under & open_b;
+        for (int c = 0; c < 2; ++c) {
+            at[c] = grows_down ? max(at[c], before) : at[c];
+            at[c] = grows_up ? min(at[c], after) : at[c];
+        }
+        at[0] = holds & over & ~(grows_down | grows_up) ? before : at[0];
+        at[1] = holds & under & ~(grows_down | grows_up) ? after : at[1];
+    }
+    // Only so many values above b are looked at from now on.
+    void forget(M<T> seen) {
+        const M<T> gone = above_b - seen;
         rank -= gone;
         above_a -= gone;
-        above_b -= gone;
+        above_b = seen;
+    }
+    void drop(M<T> lanes) {
+        const V<T> inf = all<T>(__builtin_inff());
+        a = lanes ? inf : a;
+        b = lanes ? -inf : b;
     }
 
   private:
@@ -68,92 +148,169 @@ template <class T> struct Bracket {
     }
 };
 
+// Vectors of keys, and the number of holes among them: these have the least key.
+template <class T> struct Pool {
+    const Key* keys;
+    int64_t vectors;
+    M<T> holes;
+};
+
+// What a thread finds cuts in, for up to so many terms.
+template <class T> struct Tray {
+    Buffer<int16_t> keys, weights;
+    Buffer<Key> some;
+    Buffer<int32_t> place;  // of some
+    Buffer<V<T>> terms;
+
+    void resize(int64_t most) {
+        const int64_t room = (most + 7) / 8 * 8;
+        keys.resize((room + 8) * LANES<T>);
+        weights.resize(room + 32);
+        some.resize(room / PER<T> + 1);
+        place.resize(room / PER<T> + 1);
+        terms.resize(room);
+    }
+};
+
 template <class T> struct Select {
-    typedef typename Keys<T>::Key Key;
     static constexpr int L = LANES<T>;
-    static constexpr int FEW = 24;  // terms of a bracket that are worth copying
+    static constexpr int FEW = 24, LAST = 3;  // terms of a bracket whose keys, and which themselves, are worth copying
+    static constexpr double OFF = 0.8;        // deviations between the guess and the first pivots
 
     int64_t d, top, bottom;
+    Terms<T> terms;
+    const Group<T>& group;
+    Tray<T>& tray;
+    T weight_scale;  // keys to a unit of the weights
+    V<T> scale{};    // keys to a unit; 0 where all keys are
+    M<T> holes{};
 
     // Terms tied with a cut, and how many of them leave.
     struct Ties {
         V<T> at_high, at_low, leave_high, leave_low;
     };
 
-    // u: n terms, an even number, with room for 4.5 times as many. A NaN is no term; holes: others than the last may be
-    // one.  infinite: some terms may be.
-    Ties find(V<T>* u, int64_t n, bool holes, bool infinite, Cuts<T>& cuts) const {
-        if (!cuts.guessed) guess(u, n, cuts);
-        const V<T> scale = scale_of(cuts), inf = all<T>(__builtin_inff()), zero{};
-        Key* keys = (Key*)(u + n);
-        M<T> undefined{};
-        for (int64_t i = 0; i < n; i += 2) {
-            keys[i / 2] = Keys<T>::pack(u[i], u[i + 1], scale);
-            if (holes) undefined -= (u[i] != u[i]) + (u[i + 1] != u[i + 1]);
+    Select(int64_t d, int64_t top, int64_t bottom, Terms<T> terms, T largest, const Group<T>& group, Tray<T>& tray)
+        : d(d), top(top), bottom(bottom), terms(terms), group(group), tray(tray) {
+        weight_scale = KEYS / largest;
+        scale = group.scale * (weight_scale / (KEYS + 1));
+        if (any(~((scale >= T(1e-30)) & (scale <= T(1e30))) & (group.scale != 0)) || !(weight_scale <= Lanes<T>::MAX)) {
+            weight_scale = 0;
+            scale = V<T>{};
         }
-        if (!holes) undefined -= u[n - 1] != u[n - 1];
-        const M<T> number = every<T>(n) - undefined;
-        Bracket<T> up(n, top), down(n, bottom);
-        start(keys, n / 2, undefined, cuts, scale, up, down);
-        narrow(keys, n / 2, undefined, FEW, 3, cuts, scale, up, down);
-        remember(up, scale, cuts.high_density);
-        remember(down, scale, cuts.low_density);
+        const V<T> most = all<T>(KEYS);
+        for (int64_t q = 0; q < terms.leads; ++q)
+            write_keys<T>(&tray.keys[q * L], scale != 0 ? min(max(terms.leading[q] * scale, -most), most) : V<T>{});
+        this->terms.number = terms.leads;
+    }
+
+    // Takes in the row's order as far as this, or all weights in their own.
+    void extend(int64_t wanted, const T* weight) {
+        if (wanted == d) {
+            terms.weight = weight;
+            terms.order = nullptr;
+            terms.number = terms.leads;
+        }
+        const int64_t done = terms.number - terms.leads;
+        int16_t *keys = &tray.keys[terms.number * L], *w = tray.weights.data;
+        if (weight_scale == 0) {
+            std::memset(keys, 0, (wanted - done) * L * sizeof *keys);
+        } else {
+            int64_t j = done;
+            for (; j + L <= wanted; j += L) write_keys<T>(w + j, load(terms.weight + j) * weight_scale);
+            if (j < wanted) {
+                V<T> rest{};
+                std::memcpy(&rest, terms.weight + j, (wanted - j) * sizeof(T));
+                write_keys<T>(w + j, rest * weight_scale);
+            }
+            if (terms.order) multiply_keys<T>(keys, group.keys, terms.order + done, w + done, wanted - done);
+            else multiply_keys<T>(keys, group.keys, w, d);
+        }
+        // The leading terms leave holes where they came from.
+        if (!terms.order) {
+            holes = every<T>(terms.leads);
+            for (int64_t q = 0; q < terms.leads * L; ++q) keys[group.index[q] * (int64_t)L + q % L] = INT16_MIN;
+        }
+        for (int64_t j = done; terms.order && terms.leads && j < wanted; ++j) {
+            const V<T> x = load(terms.panel + (int64_t)terms.order[j] * L);
+            holes -= x != x;
+            drop_keys<T>(keys + (j - done) * L, x != x);
+        }
+        terms.number = terms.leads + wanted;
+    }
+
+    Ties find(Weights<T>& row, Guess<T>& guess, Cuts<T>& cuts) {
+        const V<T> inf = all<T>(__builtin_inff()), zero{};
+        const int64_t vectors = (terms.number + PER<T> - 1) / PER<T>, spare = vectors * PER<T> - terms.number;
+        for (int64_t i = 0; i < spare; ++i) drop_keys<T>(&tray.keys[(terms.number + i) * L], zero == zero);
+        const M<T> number = every<T>(terms.number) - holes;
+        const Pool<T> keys{(const Key*)tray.keys.data, vectors, holes + every<T>(spare)};
+        Bracket<T> up(number, top), down(number, bottom);
+        if (!guess.made) make(row.size, guess);
+        const Guess<T> near = guess.of(row, scale);
+        start(keys, near, up, down);
+        narrow(keys, near, FEW, 3, up, down);
+        remember(up, row.size, guess.high_density);
+        remember(down, row.size, guess.low_density);
 
         // Where many terms cannot be parted they are zeros, as a rule: then no other is looked at.
         M<T> positive{}, negative{}, zero_high{}, zero_low{};
         if (up.crowded(FEW) || down.crowded(FEW)) {
-            for (int64_t i = 0; i < n; ++i) {
-                tally(positive, u[i], zero);
-                tally(negative, zero, u[i]);
-            }
+            terms.each([&](V<T> v) {
+                tally(positive, v, zero);
+                tally(negative, zero, v);
+            });
             zero_high = (up.rank > positive) & (up.rank <= number - negative) & (up.rank > 0);
             zero_low = (down.rank > negative) & (down.rank <= number - positive) & (down.rank > 0);
-            up.a = zero_high ? inf : up.a;
-            up.b = zero_high ? -inf : up.b;
-            down.a = zero_low ? inf : down.a;
-            down.b = zero_low ? -inf : down.b;
+            up.drop(zero_high);
+            down.drop(zero_low);
         }
-
-        V<T>* some = u + 2 * n;
-        Key* some_keys = (Key*)(u + 3 * n);
-        int32_t* found = (int32_t*)(u + 4 * n);
-        int64_t left = copy(u, keys, n / 2, found, up, down, some, some_keys, undefined);
-        if (Keys<T>::ROUNDED && left > 16) {
-            narrow(some_keys, left, undefined, 3, 1, cuts, scale, up, down);
-            left = copy(some, some_keys, left, found, up, down, some, some_keys, undefined);
-        }
-        left = terms_of(some, 2 * left, scale, up, down);
-        close(some, left, up, down);
+        const Pool<T> some = doubt<false>(keys, up, down);
+        narrow(some, near, LAST, 1, up, down);
+        const int64_t left = doubt<true>(some, up, down).vectors;
+        int64_t n = 0;
+        for (int64_t i = 0; i < left; ++i)
+            for (int64_t j = (int64_t)tray.place[i] * PER<T>, stop = j + PER<T>; j < stop && j < terms.number; ++j)
+                tray.terms[n++] = terms[j];
+        close(n, up, down);
 
         cuts.high = top ? zero_high ? zero : up.a : inf;
         cuts.low = bottom ? zero_low ? zero : -down.a : -inf;
         // Every term at a cut is among those left. As many of them leave as the terms beyond the cut do not fill.
         M<T> at_high{}, at_low{}, leave_high = up.rank, leave_low = down.rank;
-        for (int64_t i = 0; i < left; ++i) {
-            leave_high += some[i] > cuts.high;
-            leave_low += some[i] < cuts.low;
-            if (top) at_high -= some[i] == cuts.high;
-            if (bottom) at_low -= some[i] == cuts.low;
+        for (int64_t i = 0; i < n; ++i) {
+            const V<T> v = tray.terms[i];
+            leave_high += v > cuts.high;
+            leave_low += v < cuts.low;
+            at_high -= v == cuts.high;
+            at_low -= v == cuts.low;
         }
         // The cut of a side where none leaves is infinite.
-        for (int64_t i = 0; infinite && i < n; ++i) {
-            if (!top) at_high -= u[i] == inf;
-            if (!bottom) at_low -= u[i] == -inf;
+        if (!top || !bottom) {
+            M<T> most{}, least{};
+            terms.each([&](V<T> v) {
+                most -= v == inf;
+                least -= v == -inf;
+            });
+            at_high = top ? at_high : most;
+            at_low = bottom ? at_low : least;
         }
         const M<T> zeros = number - positive - negative;
         at_high = zero_high ? zeros : at_high;
         at_low = zero_low ? zeros : at_low;
         leave_high = zero_high ? every<T>(top) - positive : leave_high;
         leave_low = zero_low ? every<T>(bottom) - negative : leave_low;
+        guess.learn(cuts, row);
         return {real<T>(at_high), real<T>(at_low), top ? real<T>(leave_high) : zero, bottom ? real<T>(leave_low) : zero};
     }
 
   private:
     // As if the terms were normal.
-    void guess(const V<T>* u, int64_t n, Cuts<T>& cuts) const {
+    void make(T size, Guess<T>& guess) const {
         V<T> squares{}, spread{};
-        for (int64_t i = 0; i < n; ++i) squares += where<T>(magnitude<T>(u[i]) <= Lanes<T>::MAX, u[i] * u[i]);
+        terms.each([&](V<T> v) { squares += where<T>(magnitude<T>(v) <= Lanes<T>::MAX, v * v); });
         for (int l = 0; l < L; ++l) spread[l] = (T)__builtin_sqrt(squares[l] / (T)d);
+        spread = spread / size;
         spread = ((spread > 0) & (spread <= Lanes<T>::MAX)) ? spread : all<T>(1);
         auto quantile = [&](int64_t k) {
             const int64_t less = 2 * k < d ? k : d - k;
@@ -163,174 +320,123 @@ template <class T> struct Select {
         };
         auto density = [&](T z) { return (T)(0.4 * (double)d * __builtin_exp(-(double)z * z / 2)) / spread; };
         const T above = quantile(top), below = quantile(bottom);
-        cuts.high = above * spread;
-        cuts.low = -below * spread;
-        cuts.high_density = density(above);
-        cuts.low_density = density(below);
-        cuts.guessed = true;
+        guess = {above * spread, -below * spread, density(above), density(below), M<T>{}, M<T>{}, true};
     }
 
-    // Keys to a unit: about 64 between neighbours at a cut, and both cuts in range.
-    V<T> scale_of(const Cuts<T>& cuts) const {
-        if (!Keys<T>::ROUNDED) return all<T>(1);
-        const V<T> none{};
-        const V<T> dense = max(top ? cuts.high_density : none, bottom ? cuts.low_density : none);
-        const V<T> far = max(top ? magnitude<T>(cuts.high) : none, bottom ? magnitude<T>(cuts.low) : none);
-        const V<T> scale = min(64 * dense, T(16000) / far);
-        return ((scale > 0) & (scale <= T(1e30))) ? scale : all<T>(1);
-    }
+    // A pivot; none lies so near to 0 that zeros, which may be many, would stay in doubt.
     static V<T> whole(V<T> v) {
-        if (!Keys<T>::ROUNDED) return v;
-        v = min(max(v, all<T>(-32767)), all<T>(32766));
+        v = (v > -APART - 1) & (v < APART) ? v < 0 ? all<T>(-APART - 1) : all<T>(APART) : v;
+        v = min(max(v, all<T>(-KEYS)), all<T>(KEYS - 1));
         return real<T>(__builtin_convertvector(v, M<T>));
     }
-    static void remember(const Bracket<T>& side, V<T> scale, V<T>& density) {
+    void remember(const Bracket<T>& side, T size, V<T>& density) const {
         const M<T> number = side.above_a - side.above_b;
-        const V<T> now = real<T>(number) * scale / (side.b - side.a);
-        density = (now > 0) & (now <= Lanes<T>::MAX) & (number <= 4 * FEW) ? now : density;
-    }
-
-    // The end of what a tally can count from i on.
-    static int64_t stretch(int64_t i, int64_t pairs) {
-        return pairs - i > Keys<T>::PAIRS ? i + Keys<T>::PAIRS : pairs;
+        const V<T> now = real<T>(number) * scale * size / (side.b - side.a);
+        density = (now > 0) & (now <= Lanes<T>::MAX) & (number <= 4 * FEW) ? density + (now - density) / 4 : density;
     }
 
     // Counts the keys beyond N pivots of each side.
     template <int N>
-    static void count(const Key* keys, int64_t pairs, M<T> undefined, const V<T>* over, const V<T>* under, Bracket<T>& up,
-                      Bracket<T>& down, M<T>* above, M<T>* below) {
-        typename Keys<T>::Pivot high[N], low[N];
+    static void count(const Pool<T>& pool, const V<T>* over, const V<T>* under, Bracket<T>& up, Bracket<T>& down,
+                               M<T>* above, M<T>* below) {
+        const Key* keys = pool.keys;
+        Key high[N], low[N];
         for (int c = 0; c < N; ++c) {
-            high[c] = Keys<T>::pivot(over[c]);
-            low[c] = Keys<T>::pivot(-under[c]);
-            above[c] = below[c] = M<T>{};
+            high[c] = spread<T>(over[c]);
+            low[c] = spread<T>(-under[c]);
+            above[c] = M<T>{};
+            below[c] = -pool.holes;
         }
-        for (int64_t i = 0; i < pairs;) {
-            typename Keys<T>::Tally ups[N] = {}, downs[N] = {};
-            for (const int64_t stop = stretch(i, pairs); i < stop; ++i)
+        for (int64_t i = 0; i < pool.vectors;) {
+            Key ups[N] = {}, downs[N] = {};
+            for (const int64_t stop = pool.vectors - i > TALLY ? i + TALLY : pool.vectors; i < stop; ++i)
 #pragma GCC unroll 2
                 for (int c = 0; c < N; ++c) {
-                    Keys<T>::above(ups[c], keys[i], high[c]);
-                    Keys<T>::below(downs[c], keys[i], low[c]);
+                    ups[c] -= keys[i] > high[c];
+                    downs[c] -= low[c] > keys[i];
                 }
             for (int c = 0; c < N; ++c) {
-                above[c] += Keys<T>::total(ups[c]);
-                below[c] += Keys<T>::total(downs[c]);
+                above[c] += total<T>(ups[c]);
+                below[c] += total<T>(downs[c]);
             }
         }
         for (int c = 0; c < N; ++c) {
-            if (Keys<T>::ROUNDED) below[c] -= undefined;
             up.narrow(over[c], above[c]);
             down.narrow(under[c], below[c]);
         }
     }
 
-    // At the last row's cuts, then on both sides of where that count points.
-    static void start(const Key* keys, int64_t pairs, M<T> undefined, const Cuts<T>& last, V<T> scale, Bracket<T>& up,
-                      Bracket<T>& down) {
+    // On both sides of the guess, as far off as cuts of random terms are; of 0 where the last cut was.
+    void start(const Pool<T>& keys, const Guess<T>& near, Bracket<T>& up, Bracket<T>& down) const {
         M<T> above[2], below[2];
-        V<T> over[2] = {whole(last.high * scale)}, under[2] = {whole(-last.low * scale)};
-        const V<T> first_over = over[0], first_under = under[0];
-        const M<T> zero_high = last.high == 0, zero_low = last.low == 0;
-        if (any(zero_high | zero_low)) {
-            // A cut at 0 is likely to come again: the first pivots enclose it.
-            const V<T> below_zero = all<T>(Keys<T>::ROUNDED ? T(-1) : -Lanes<T>::LEAST);
-            over[1] = zero_high ? below_zero : over[0];
-            under[1] = zero_low ? below_zero : under[0];
-            count<2>(keys, pairs, undefined, over, under, up, down, above, below);
-        } else {
-            count<1>(keys, pairs, undefined, over, under, up, down, above, below);
-        }
-        if (!up.wide(FEW) && !down.wide(FEW)) return;
-        auto about = [](V<T> first, M<T> beyond, V<T> density, V<T>* at) {
-            const V<T> shift = real<T>(beyond) / density, width = magnitude<T>(shift) / 4 + 4 / density;
-            at[0] = whole(first + shift - width);
-            at[1] = whole(first + shift + width);
+        V<T> over[2], under[2];
+        auto about = [&](int64_t k, V<T> at, V<T> density, M<T> zero, V<T>* pivots) {
+            const V<T> off = (T)(OFF * __builtin_sqrt((double)k * (double)(d - k) / (double)d)) / density;
+            pivots[0] = whole(zero ? all<T>(APART) : at - off);
+            pivots[1] = whole(zero ? all<T>(-APART - 1) : at + off);
         };
-        about(first_over, above[0] - up.rank, last.high_density / scale, over);
-        about(first_under, below[0] - down.rank, last.low_density / scale, under);
-        count<2>(keys, pairs, undefined, over, under, up, down, above, below);
+        about(top, near.high, near.high_density, near.zero_high, over);
+        about(bottom, -near.low, near.low_density, near.zero_low, under);
+        count<2>(keys, over, under, up, down, above, below);
     }
 
     // Until few keys are left in each bracket, or a few passes show that they stay.
-    static void narrow(const Key* keys, int64_t pairs, M<T> undefined, int few, T off, const Cuts<T>& last, V<T> scale,
-                       Bracket<T>& up, Bracket<T>& down) {
+    static void narrow(const Pool<T>& keys, const Guess<T>& near, int few, T off, Bracket<T>& up, Bracket<T>& down) {
         M<T> above[2], below[2];
         V<T> over[2], under[2];
         for (int pass = 1; pass < 5 && (up.wide(few) || down.wide(few)); ++pass) {
             for (int c = 0; c < 2; ++c) {
-                const T side = c ? off : -off, far = (T)((c ? 8 : 2) << pass);
-                over[c] = whole(up.inside(up.even(side, last.high_density / scale, far)));
-                under[c] = whole(down.inside(down.even(side, last.low_density / scale, far)));
+                const T side = c ? off : -off, far = (T)((c ? 4 : 1) << 2 * pass);
+                over[c] = whole(up.inside(up.even(side, near.high_density, far)));
+                under[c] = whole(down.inside(down.even(side, near.low_density, far)));
             }
-            over[0] = (up.a < 0) & (up.b > 0) ? V<T>{} : over[0];  // many terms may be 0
-            under[0] = (down.a < 0) & (down.b > 0) ? V<T>{} : under[0];
-            count<2>(keys, pairs, undefined, over, under, up, down, above, below);
+            up.part(over);
+            down.part(under);
+            count<2>(keys, over, under, up, down, above, below);
         }
     }
 
-    // Copies the pairs with a key inside a bracket, in place if asked. Returns their number; undefined: the NaN in them.
-    static int64_t copy(const V<T>* u, const Key* keys, int64_t pairs, int32_t* found, Bracket<T>& up, Bracket<T>& down,
-                        V<T>* out, Key* out_keys, M<T>& undefined) {
-        typedef typename Keys<T>::Pivot Pivot;
-        const T step = Keys<T>::ROUNDED;  // the key that is sought lies above a
-        const Pivot a = Keys<T>::pivot(up.a + step), b = Keys<T>::pivot(up.b);
-        const Pivot c = Keys<T>::pivot(-down.b), e = Keys<T>::pivot(-down.a - step);
+    // Copies the keys that may be those of a cut, and where they are from.
+    template <bool AGAIN> Pool<T> doubt(const Pool<T>& pool, Bracket<T>& up, Bracket<T>& down) const {
+        const Key a = spread<T>(up.a - APART), b = spread<T>(max(up.a, up.b) + APART);
+        const Key c = spread<T>(APART - down.a), e = spread<T>(-max(down.a, down.b) - APART);
+        Key* some = tray.some.data;
+        int32_t* place = tray.place.data;
         int64_t left = 0;
-        for (int64_t i = 0; i < pairs; ++i) {
-            found[left] = (int32_t)i;
-            left += Keys<T>::within(keys[i], a, b, c, e);
+        for (int64_t i = 0; i < pool.vectors; ++i) {
+            const Key key = pool.keys[i];
+            const Key in = ((Key)(key > a) ^ (Key)(key > b)) | ((Key)(c > key) ^ (Key)(e > key));
+            place[left] = AGAIN ? place[i] : (int32_t)i;
+            some[left] = key;
+            left += !none(in);
         }
-        M<T> over{}, here{};
-        undefined = M<T>{};
+        // How many lie beyond the brackets and are left, and how many holes.
+        const Key high = spread<T>(up.b), low = spread<T>(-down.b), least = spread<T>(all<T>(-KEYS));
+        M<T> above{}, below{}, holes{};
         for (int64_t i = 0; i < left;) {
-            typename Keys<T>::Tally above{}, below{};
-            for (const int64_t stop = stretch(i, left); i < stop; ++i) {
-                const V<T> first = u[2 * found[i]], second = u[2 * found[i] + 1];
-                const Key key = keys[found[i]];
-                Keys<T>::above(above, key, b);
-                Keys<T>::below(below, key, c);
-                undefined -= (first != first) + (second != second);
-                out[2 * i] = first;
-                out[2 * i + 1] = second;
-                out_keys[i] = key;
+            Key ups{}, downs{}, gaps{};
+            for (const int64_t stop = left - i > TALLY ? i + TALLY : left; i < stop; ++i) {
+                ups -= some[i] > high;
+                downs -= low > some[i];
+                gaps -= least > some[i];
             }
-            over += Keys<T>::total(above);
-            here += Keys<T>::total(below);
+            above += total<T>(ups);
+            below += total<T>(downs);
+            holes += total<T>(gaps);
         }
-        if (Keys<T>::ROUNDED) here -= undefined & (down.b <= Lanes<T>::MAX);  // a NaN lies below every pivot but this
-        up.forget(up.above_b - over);
-        down.forget(down.above_b - here);
-        return left;
-    }
-
-    // Turns brackets of keys into brackets of terms, and keeps the vectors with a term inside one.
-    static int64_t terms_of(V<T>* u, int64_t n, V<T> scale, Bracket<T>& up, Bracket<T>& down) {
-        if (Keys<T>::ROUNDED)
-            for (Bracket<T>* side : {&up, &down}) {
-                side->a = side->a / scale;
-                side->b = (side->b + 1) / scale;
-            }
-        const V<T> a = up.a, b = up.b, c = -down.b, e = -down.a;
-        M<T> gone_above{}, gone_below{};
-        int64_t left = 0;
-        for (int64_t i = 0; i < n; ++i) {
-            const V<T> v = u[i];
-            if (any(((v >= a) & (v <= b)) | ((v >= c) & (v <= e)))) {
-                u[left++] = v;
-            } else {
-                tally(gone_above, v, b);
-                tally(gone_below, c, v);
-            }
-        }
-        up.forget(gone_above);
-        down.forget(gone_below);
-        return left;
+        up.forget(above);
+        down.forget(below - (down.b <= KEYS ? holes : M<T>{}));
+        return {some, left, holes};
     }
 
     // Closes both brackets, on terms.
-    static void close(const V<T>* u, int64_t n, Bracket<T>& up, Bracket<T>& down) {
+    void close(int64_t n, Bracket<T>& up, Bracket<T>& down) const {
         const V<T> inf = all<T>(__builtin_inff());
+        const V<T>* u = tray.terms.data;
+        for (Bracket<T>* side : {&up, &down}) {
+            side->a = (side->a - APART) / scale;
+            side->b = (side->b + APART) / scale;
+        }
         for (int pass = 0; up.open() || down.open(); ++pass) {
             auto aim = [&](const Bracket<T>& side) {
                 return pass % 4 == 3 ? midpoint<T>(side.a, side.b) : side.inside(side.even(0, V<T>{}, 0));

@@ -4,7 +4,6 @@
 // terms are kept in lists by sorting networks and taken out of the dense product, which comes in; where that would
 // cancel, the kept terms are added up instead. So they are where many leave, whose cuts are found by counting.
 #pragma once
-#include "group.h"
 #include "select.h"
 
 namespace NAME {
@@ -18,11 +17,12 @@ constexpr int TILE = 16;        // rows that are taken together
 inline int32_t depth_of(int32_t walked) { return walked < 0 ? ~walked : walked; }
 
 template <class T> struct Row {
-    const T *ranked, *bound;
+    const T *weight, *ranked, *bound;
     const int32_t* order;
     T bias;
     Leading<T, TILE>* leads;  // of the row's tile
     int place;                // in the tile
+    Weights<T>* about;
 
     const V<T>* leading() const { return leads->terms(place); }
 };
@@ -143,47 +143,43 @@ template <class T> struct Trim {
     }
 
     // The trimmed sum and its cuts, by counting: every kept term is added up.
-    V<T> counted(const Row<T>& row, const Group<T>& group, bool finite, V<T>* u, Cuts<T>& cuts) const {
-        int64_t filled = 0, done = 0;
+    V<T> counted(const Row<T>& row, const Group<T>& group, bool finite, Tray<T>& tray, Guess<T>& guess,
+                          Cuts<T>& cuts) const {
         const V<T>* leading = group.leads ? row.leading() : nullptr;
-        for (int64_t q = 0; q < group.leads; ++q) u[filled++] = leading[q];
-        int64_t wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
-        // The last row's cuts tell about how deep this one must go.
-        if (finite && cuts.guessed) {
-            int64_t likely = depth(row, group.reach, T(0.9) * narrower(cuts.high, cuts.low), 0);
+        int64_t done = 0, wanted = finite ? (5 * (top + bottom) / 4 + 15) / 16 * 16 : d;
+        // The last rows' cuts tell about how deep this one must go.
+        if (finite && guess.made) {
+            const Weights<T>& about = *row.about;
+            const V<T> near = about.size * narrower(guess.high + about.shift_high, guess.low + about.shift_low);
+            int64_t likely = depth(row, group.reach, T(0.75) * near, 0);
             wanted = likely > wanted ? likely : wanted;
+            // All of them, in their own order, cost no more than most of them.
+            if (wanted > (group.leads ? d / 3 : 3 * d / 4)) wanted = d;
         }
-        // A product of finite numbers may be infinite, too.
-        const bool infinite = group.outlying || any(~(row.bound[0] * group.span <= Lanes<T>::MAX));
-        const Select<T> select{d, top, bottom};
-        V<T> kept;
-        for (;;) {
-            if (wanted > d) wanted = d;
-            if (finite)
-                for (; done < wanted; ++done)
-                    u[filled++] = row.ranked[done] * load(group.panel + (int64_t)row.order[done] * L);
-            for (; done < wanted; ++done) u[filled++] = term(row, group, done, false);
-            if (filled % 2) u[filled] = all<T>(__builtin_nanf(""));
-            kept = stays(select.find(u, filled + filled % 2, group.leads > 0, infinite, cuts), cuts);
-            if (done == d) break;
-            wanted = depth(row, group.reach, narrower(cuts.high, cuts.low), done);
-            if (wanted == done) break;
+        const Terms<T> terms{leading, group.leads, row.ranked, row.order, group.panel, finite};
+        Select<T> select(d, top, bottom, terms, row.bound[0], group, tray);
+        V<T> kept{};
+        while (done < wanted) {
+            done = wanted < d ? wanted : d;
+            select.extend(done, row.weight);
+            kept = stays(select.find(*row.about, guess, cuts), cuts);
+            // Terms tied with a cut are among those looked at.
+            wanted = Trim{d, top, bottom, true}.depth(row, group.reach, narrower(cuts.high, cuts.low), done);
         }
         // Two levels of partial sums keep the rounding of long rows small.
-        for (int64_t i = 0; i < filled;) {
-            V<T> part{};
-            for (int64_t stop = i + PART < filled ? i + PART : filled; i < stop; ++i)
-                add_between(part, u[i], cuts.low, cuts.high);
-            kept += part;
-        }
-        for (int64_t j = done; j < d;) {
-            V<T> part{};
-            for (int64_t stop = j + PART < d ? j + PART : d; j < stop; ++j) {
-                const V<T> v = term(row, group, j, finite);
-                part += group.leads ? where<T>(v == v, v) : v;
+        auto add = [&](int64_t n, auto term) {
+            for (int64_t i = 0; i < n;) {
+                V<T> part[4] = {};  // four chains of additions: one would wait for itself
+                for (const int64_t stop = i + 4 * PART < n ? i + 4 * PART : n; i + 4 <= stop; i += 4)
+#pragma GCC unroll 4
+                    for (int c = 0; c < 4; ++c) add_between(part[c], term(i + c), cuts.low, cuts.high);
+                for (; n - i < 4 && i < n; ++i) add_between(part[0], term(i), cuts.low, cuts.high);
+                kept += (part[0] + part[1]) + (part[2] + part[3]);
             }
-            kept += part;
-        }
+        };
+        add(group.leads, [&](int64_t q) { return leading[q]; });
+        if (finite) add(d, [&](int64_t i) { return row.weight[i] * load(group.panel + i * L); });
+        else add(d, [&](int64_t i) { return safe_product_or_nan(row.weight[i], load(group.panel + i * L)); });
         return kept + row.bias;
     }
 
@@ -309,7 +305,7 @@ template <class T> struct Trim {
     }
 
     // value: the dense product with bias on entry, the trimmed one on return.
-    void row(const Row<T>& row, const Group<T>& group, V<T>* scratch, V<T>& value, Cuts<T>& cuts) const {
+    void row(const Row<T>& row, const Group<T>& group, Tray<T>& tray, V<T>& value, Guess<T>& guess, Cuts<T>& cuts) const {
         int64_t walked = 0;
         bool finite = row.bound[0] <= Lanes<T>::MAX;
         int64_t longest = top > bottom ? top : bottom;
@@ -320,7 +316,7 @@ template <class T> struct Trim {
             else if (longest <= 12) done = listed<12>(row, group, value, cuts, walked);
             else done = listed<16>(row, group, value, cuts, walked);
         } else {
-            value = counted(row, group, finite, scratch, cuts);
+            value = counted(row, group, finite, tray, guess, cuts);
             return;
         }
         if (!done) value = finish(row, group, finite, walked, value, cuts);
