@@ -9,8 +9,10 @@ template <class T> struct Sieve {
     static constexpr int L = LANES<T>;
     V<T> high, low, grad;
     M<T> left_high, left_low;
-    bool simple;  // no term tied with a cut stays: the order of the terms does not matter
+    bool simple;   // no term tied with a cut stays: the order of the terms does not matter
+    bool at_zero;  // no term but a zero ties with a cut and stays; grad is finite
 
+    Sieve() = default;
     // ties may be null: then no term tied with a cut stays.
     Sieve(const T* cuts, const int32_t* ties, const T* grads, int64_t n, int64_t rows, int64_t row, int64_t first) {
         high = all<T>(__builtin_inff());
@@ -35,10 +37,11 @@ template <class T> struct Sieve {
             left_low[l] = ties[other + at + l];
         }
         simple = !any((left_high != 0) | (left_low != 0));
+        at_zero = !any(((left_high != 0) & (high != 0)) | ((left_low != 0) & (low != 0)) |
+                       ~(magnitude<T>(grad) <= Lanes<T>::MAX));
         left_high = left_high == 0 ? M<T>{} + INT32_MAX : left_high - 1;
         left_low = left_low == 0 ? M<T>{} + INT32_MAX : left_low - 1;
     }
-    M<T> keeps_simply(V<T> u) const { return (u < high) & (u > low); }
     // Does the term stay? Terms must come by rising index.
     M<T> keeps(V<T> u) {
         M<T> tied_high = (u == high) & (left_high > 0);
@@ -55,7 +58,8 @@ template <class T> struct Batch {
     Buffer<T> panel;            // (groups, d, L)
     Buffer<T> limit;            // (groups, L)
     Buffer<uint64_t> outlying;  // (groups, words): coordinates beyond the limit in some lane
-    Buffer<uint8_t> special;    // (groups): there is one
+    Buffer<uint8_t> special;    // (groups): there is one; 2: an infinite one
+    Buffer<T> least;            // (groups): the least |x| that is not 0
 
     Batch(const T* x, const T* limits, int64_t n, int64_t d, int threads)
         : n(n), d(d), groups((n + L - 1) / L), words((d + 63) / 64) {
@@ -63,6 +67,7 @@ template <class T> struct Batch {
         limit.resize(groups * L);
         outlying.resize(groups * words);
         special.resize(groups);
+        least.resize(groups);
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (int64_t g = 0; g < groups; ++g) {
             T* out = &panel[g * d * L];
@@ -72,12 +77,16 @@ template <class T> struct Batch {
             const int count = n - g * L < L ? (int)(n - g * L) : L;
             turn<L>(x + g * L * d, count, d, out);
             for (int l = 0; l < L; ++l) limit[g * L + l] = l < count ? limits[g * L + l] : Lanes<T>::MAX;
-            const V<T> lim = load(&limit[g * L]);
-            for (int64_t i = 0; i < d; ++i)
-                if (any(magnitude<T>(load(out + i * L)) > lim)) {
-                    bits[i / 64] |= uint64_t(1) << (i % 64);
-                    special[g] = 1;
-                }
+            const V<T> lim = load(&limit[g * L]), most = all<T>(Lanes<T>::MAX);
+            V<T> low = most;
+            for (int64_t i = 0; i < d; ++i) {
+                const V<T> a = magnitude<T>(load(out + i * L));
+                low = a > 0 ? min(a, low) : low;
+                if (!any(a > lim)) continue;
+                bits[i / 64] |= uint64_t(1) << (i % 64);
+                special[g] = special[g] == 2 || any(a > most) ? 2 : 1;
+            }
+            least[g] = -largest<T>(-low);
         }
     }
 };
@@ -115,6 +124,7 @@ template <class T> struct Prefix {
     T* out;
     int64_t count = 0;
     bool finite = true;
+    T least;  // |w|
     Buffer<uint64_t> bits;
     Buffer<int32_t> place;
     Buffer<V<T>> total, part;  // part: since the last flush, so that long sums round little
@@ -129,7 +139,12 @@ template <class T> struct Prefix {
         for (int64_t word = 0; word < words; ++word)
             for (uint64_t left = bits[word]; left; left &= left - 1)
                 place[count++] = (int32_t)(word * 64 + __builtin_ctzll(left));
-        for (int64_t t = 0; t < count; ++t) finite &= std::fabs(w[place[t]]) <= Lanes<T>::MAX;
+        least = Lanes<T>::MAX;
+        for (int64_t t = 0; t < count; ++t) {
+            const T a = std::fabs(w[place[t]]);
+            finite &= a <= Lanes<T>::MAX;
+            least = a < least ? a : least;
+        }
         std::memset((void*)total.data, 0, count * sizeof(V<T>));
         std::memset((void*)part.data, 0, count * sizeof(V<T>));
     }
@@ -141,20 +156,21 @@ template <class T> struct Prefix {
     }
     void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve) {
         const T* panel = &batch.panel[g * batch.d * L];
-        const bool plain = finite && !batch.special[g];
-        if (plain && sieve.simple) {
-            for (int64_t t = 0; t < count; ++t) {
-                V<T> v = load(panel + (int64_t)place[t] * L);
-                part[t] += where<T>(sieve.keeps_simply(w[place[t]] * v), sieve.grad * v);
-            }
-            return;
+        const bool plain = finite && batch.special[g] < 2;
+        // A zero that ties with a cut has no share if its x is 0.
+        const bool no_share = !batch.special[g] && sieve.at_zero && least * batch.least[g] >= Lanes<T>::LEAST;
+        const bool done = plain && (sieve.simple || no_share);
+        for (int64_t t = 0; done && t < count; ++t) {
+            V<T> v = load(panel + (int64_t)place[t] * L);
+            add_between(part[t], v, sieve.grad, w[place[t]] * v, sieve.low, sieve.high);
         }
+        if (done && !batch.special[g]) return;
         // Outlying coordinates are not in the dense product, so their kept terms are added wherever they lie.
         const uint64_t* outlying = &batch.outlying[g * batch.words];
         V<T> limit = load(&batch.limit[g * L]);
         int64_t t = 0;
         for (int64_t word = 0; word < batch.words; ++word)
-            for (uint64_t left = bits[word] | outlying[word]; left; left &= left - 1) {
+            for (uint64_t left = done ? outlying[word] & ~bits[word] : bits[word] | outlying[word]; left; left &= left - 1) {
                 int bit = __builtin_ctzll(left);
                 int64_t i = word * 64 + bit;
                 V<T> v = load(panel + i * L);
@@ -215,7 +231,7 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
 template <class T>
 void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limits,
                     int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {
-    constexpr int L = LANES<T>;
+    constexpr int L = LANES<T>, TOGETHER = 4;  // rows that share a pass over the panel
     Batch<T> batch(x, limits, n, d, threads);
     Turned<T> turned(grad, n, rows, threads);
     const T* grads = turned.data.data;
@@ -242,19 +258,33 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
                 }
             };
             const T* panel = &batch.panel[g * d * L];
-            for (int64_t o = rows * s / shares; o < rows * (s + 1) / shares; ++o) {
+            const int64_t stop = rows * (s + 1) / shares;
+            int64_t since = 0;
+            for (int64_t o = rows * s / shares; o < stop;) {
+                if ((since += TOGETHER) > PART) flush();
+                if (since > PART) since = TOGETHER;
                 const T* w = weight + o * d;
-                Sieve<T> sieve(cuts, ties, grads, n, rows, o, g * L);
-                if (o % PART == PART - 1) flush();
-                if (sieve.simple && finite[o] && !batch.special[g])
-                    for (int64_t i = 0; i < d; ++i) {
-                        M<T> keeps = sieve.keeps_simply(w[i] * load(panel + i * L));
-                        total[i] += where<T>(keeps, sieve.grad * w[i]);
+                Sieve<T> sieve[TOGETHER];
+                bool simple = o + TOGETHER <= stop;
+                for (int r = 0; r < TOGETHER && o + r < stop; ++r) {
+                    sieve[r] = Sieve<T>(cuts, ties, grads, n, rows, o + r, g * L);
+                    simple &= sieve[r].simple && finite[o + r];
+                }
+                // Here 0 times infinity may be a NaN, which is not kept: its share is 0.
+                for (int64_t i = 0; simple && i < d; ++i) {
+                    const V<T> x = load(panel + i * L);
+                    V<T> sum = total[i];
+#pragma GCC unroll 4
+                    for (int r = 0; r < TOGETHER; ++r) {
+                        const V<T> v = all<T>(w[r * d + i]);
+                        add_between(sum, v, sieve[r].grad, v * x, sieve[r].low, sieve[r].high);
                     }
-                else
-                    for (int64_t i = 0; i < d; ++i) {
-                        M<T> keeps = sieve.keeps(term_of(w[i], load(panel + i * L), false));
-                        total[i] += where<T>(keeps, sieve.grad * w[i]);
+                    total[i] = sum;
+                }
+                for (int r = 0; r < TOGETHER && o < stop; ++r, ++o, w += d)
+                    for (int64_t i = 0; !simple && i < d; ++i) {
+                        M<T> keeps = sieve[r].keeps(term_of(w[i], load(panel + i * L), false));
+                        total[i] += where<T>(keeps, sieve[r].grad * w[i]);
                     }
             }
             flush();

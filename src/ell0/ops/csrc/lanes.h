@@ -92,11 +92,36 @@ inline void add_between(V<double>& sum, V<double> v, V<double> low, V<double> hi
     const __mmask8 both = _mm512_mask_cmp_pd_mask(m, (__m512d)v, (__m512d)high, _CMP_LT_OQ);
     sum = (V<double>)_mm512_mask_add_pd((__m512d)sum, both, (__m512d)sum, (__m512d)v);
 }
+// sum += a * b where low < v < high.
+inline void add_between(V<float>& sum, V<float> a, V<float> b, V<float> v, V<float> low, V<float> high) {
+    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)low, _CMP_GT_OQ);
+    const __mmask16 both = _mm512_mask_cmp_ps_mask(m, (__m512)v, (__m512)high, _CMP_LT_OQ);
+    sum = (V<float>)_mm512_mask3_fmadd_ps((__m512)a, (__m512)b, (__m512)sum, both);
+}
+inline void add_between(V<double>& sum, V<double> a, V<double> b, V<double> v, V<double> low, V<double> high) {
+    const __mmask8 m = _mm512_cmp_pd_mask((__m512d)v, (__m512d)low, _CMP_GT_OQ);
+    const __mmask8 both = _mm512_mask_cmp_pd_mask(m, (__m512d)v, (__m512d)high, _CMP_LT_OQ);
+    sum = (V<double>)_mm512_mask3_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum, both);
+}
 #else
 template <class U, class N> inline void tally(N& n, U a, U b) { n -= a > b; }
 template <class U> inline void add_between(U& sum, U v, U low, U high) {
     auto inside = (v > low) & (v < high);
     sum += (U)((decltype(inside))v & inside);
+}
+#if defined(__AVX2__)
+inline V<float> multiply_add(V<float> a, V<float> b, V<float> c) {
+    return (V<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+inline V<double> multiply_add(V<double> a, V<double> b, V<double> c) {
+    return (V<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+#else
+template <class U> inline U multiply_add(U a, U b, U c) { return a * b + c; }
+#endif
+template <class U> inline void add_between(U& sum, U a, U b, U v, U low, U high) {
+    auto inside = (v > low) & (v < high);
+    sum = multiply_add(a, (U)((decltype(inside))b & inside), sum);
 }
 #endif
 

@@ -115,10 +115,12 @@ template <class T> struct Trim {
                 down = down && any(least <= low);
                 if (!up && !down) continue;
             }
-            // A leading coordinate was seen already. The leads are at least top + bottom terms, so a cut lies
-            // between the two lists and changes neither.
-            if (group.leads)
-                for (int r = 0; r < count; ++r) b[r] = b[r] == b[r] ? b[r] : (top ? high : low);
+            // A leading coordinate was seen already. The leads are at least top + bottom terms, so a value between
+            // the cuts changes neither list.
+            if (group.leads) {
+                const V<T> middle = min(max(V<T>{}, low), high);
+                for (int r = 0; r < count; ++r) b[r] = b[r] == b[r] ? b[r] : middle;
+            }
             if (count == 16 && !j && !group.leads) found.start16(b);
             else if (count == 16 && !down) found.template absorb16<true, false>(b);
             else if (count == 16 && !up) found.template absorb16<false, true>(b);
