@@ -22,7 +22,7 @@ BUILDS = ("avx512", "avx2", "generic")
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 # Name -> number of pointers and sizes before the thread count.
-_FUNCTIONS = {"prepare": 6, "limits": 4, "forward": 16, "weight_gradient": 12, "input_gradient": 10}
+_FUNCTIONS = {"prepare": 6, "limits": 4, "forward": 16, "weight_gradient": 12, "input_gradient": 11}
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def backward(grad: Tensor, saved: Sequence[Tensor], to_x: bool, to_weight: bool)
     if to_weight:
         _call("weight_gradient", x.dtype, grad, x, weight, order, walked, *shared, grad_weight)
     if to_x:
-        _call("input_gradient", x.dtype, grad, x, weight, *shared, grad_x)
+        _call("input_gradient", x.dtype, grad, x, weight, walked, *shared, grad_x)
     # An undefined sample loses its own gradient and that of every row, an undefined row the other way round.
     lost = limit.isnan()
     some = int(lost.logical_not().to(torch.uint8).argmax())

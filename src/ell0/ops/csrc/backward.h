@@ -170,7 +170,8 @@ template <class T> struct Prefix {
         V<T> limit = load(&batch.limit[g * L]);
         int64_t t = 0;
         for (int64_t word = 0; word < batch.words; ++word)
-            for (uint64_t left = done ? outlying[word] & ~bits[word] : bits[word] | outlying[word]; left; left &= left - 1) {
+            for (uint64_t left = done ? outlying[word] & ~bits[word] : bits[word] | outlying[word]; left;
+                 left &= left - 1) {
                 int bit = __builtin_ctzll(left);
                 int64_t i = word * 64 + bit;
                 V<T> v = load(panel + i * L);
@@ -229,8 +230,8 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
 
 // grad_x (n, d): every kept term added up, none subtracted.
 template <class T>
-void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limits,
-                    int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {
+void input_gradient(const T* grad, const T* x, const T* weight, const int32_t* walked, const T* cuts,
+                    const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {
     constexpr int L = LANES<T>, TOGETHER = 4;  // rows that share a pass over the panel
     Batch<T> batch(x, limits, n, d, threads);
     Turned<T> turned(grad, n, rows, threads);
@@ -240,6 +241,7 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
     totals.resize(batch.groups * shares * 2 * d);
     Buffer<uint8_t> finite;
     finite.resize(rows);
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t o = 0; o < rows; ++o) {
         int64_t infinite = 0;
         for (int64_t i = 0; i < d; ++i) infinite += std::fabs(weight[o * d + i]) > Lanes<T>::MAX;
@@ -267,7 +269,7 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
                 Sieve<T> sieve[TOGETHER];
                 bool simple = o + TOGETHER <= stop;
                 for (int r = 0; r < TOGETHER && o + r < stop; ++r) {
-                    sieve[r] = Sieve<T>(cuts, ties, grads, n, rows, o + r, g * L);
+                    sieve[r] = Sieve<T>(cuts, walked[o + r] < 0 ? ties : nullptr, grads, n, rows, o + r, g * L);
                     simple &= sieve[r].simple && finite[o + r];
                 }
                 // Here 0 times infinity may be a NaN, which is not kept: its share is 0.
@@ -289,6 +291,7 @@ void input_gradient(const T* grad, const T* x, const T* weight, const T* cuts, c
             }
             flush();
         }
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t g = 0; g < batch.groups; ++g)
         for (int64_t i = 0; i < d; ++i) {
             V<T> total = totals[g * shares * 2 * d + i];

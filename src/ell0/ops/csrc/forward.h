@@ -35,7 +35,9 @@ template <class T> struct Forward {
             __builtin_prefetch((const char*)(bound + (o + 1) * blocks) + 64 * line);
         }
         const T b = bias ? bias[o] : T(0);
-        return {weight + o * d, ranked + o * d, bound + o * blocks, order + o * d, b, &desk.leads, (int)(o % TILE), &desk.about[o % TILE]};
+        const int place = (int)(o % TILE);
+        return {weight + o * d, ranked + o * d, bound + o * blocks, order + o * d, b, &desk.leads, place,
+                &desk.about[place]};
     }
 
     T norm(const T* w) const {

@@ -29,9 +29,9 @@
         NAME::weight_gradient(grad, x, weight, order, walked, cuts, ties, limit, n, rows, d, grad_weight, threads);   \
     }                                                                                                                 \
     EXPORT void JOIN(ell0_input_gradient, TYPE, NAME)(                                                                \
-        const T* grad, const T* x, const T* weight, const T* cuts, const int32_t* ties, const T* limit, int64_t n,    \
-        int64_t rows, int64_t d, T* grad_x, int threads) {                                                            \
-        NAME::input_gradient(grad, x, weight, cuts, ties, limit, n, rows, d, grad_x, threads);                        \
+        const T* grad, const T* x, const T* weight, const int32_t* walked, const T* cuts, const int32_t* ties,        \
+        const T* limit, int64_t n, int64_t rows, int64_t d, T* grad_x, int threads) {                                 \
+        NAME::input_gradient(grad, x, weight, walked, cuts, ties, limit, n, rows, d, grad_x, threads);                \
     }
 ENTRY(float, float32)
 ENTRY(double, float64)

@@ -1,5 +1,5 @@
-// Terms as small integers, which are cheaper to compare: with |x| and |w| at most 32767 in units of their own, rounded, a
-// term's key is x w / 32768, rounded again.
+// Terms as small integers, which are cheaper to compare: with |x| and |w| at most 32767 in units of their own, rounded,
+// a term's key is x w / 32768, rounded again.
 #pragma once
 #include "lanes.h"
 

@@ -50,8 +50,8 @@ template <class T> struct Guess {
     }
 };
 
-// The terms of one row and one group among which a cut is sought: the leading ones, then those of the largest weights, or
-// of all in their own order. A NaN is no term.
+// The terms of one row and one group among which a cut is sought: the leading ones, then those of the largest weights,
+// or of all in their own order. A NaN is no term.
 template <class T> struct Terms {
     static constexpr int L = LANES<T>;
     const V<T>* leading;
@@ -198,7 +198,7 @@ template <class T> struct Select {
             weight_scale = 0;
             scale = V<T>{};
         }
-        const V<T> most = all<T>(KEYS);
+        const V<T> most = all<T>(KEYS - 1);  // as far as the other keys go
         for (int64_t q = 0; q < terms.leads; ++q)
             write_keys<T>(&tray.keys[q * L], scale != 0 ? min(max(terms.leading[q] * scale, -most), most) : V<T>{});
         this->terms.number = terms.leads;
@@ -335,16 +335,15 @@ template <class T> struct Select {
         density = (now > 0) & (now <= Lanes<T>::MAX) & (number <= 4 * FEW) ? density + (now - density) / 4 : density;
     }
 
-    // Counts the keys beyond N pivots of each side.
-    template <int N>
-    static void count(const Pool<T>& pool, const V<T>* over, const V<T>* under, Bracket<T>& up, Bracket<T>& down,
-                               M<T>* above, M<T>* below) {
+    // Counts the keys beyond two pivots of each side.
+    static void count(const Pool<T>& pool, const V<T>* over, const V<T>* under, Bracket<T>& up, Bracket<T>& down) {
+        constexpr int N = 2;
         const Key* keys = pool.keys;
         Key high[N], low[N];
+        M<T> above[N] = {}, below[N];
         for (int c = 0; c < N; ++c) {
             high[c] = spread<T>(over[c]);
             low[c] = spread<T>(-under[c]);
-            above[c] = M<T>{};
             below[c] = -pool.holes;
         }
         for (int64_t i = 0; i < pool.vectors;) {
@@ -368,7 +367,6 @@ template <class T> struct Select {
 
     // On both sides of the guess, as far off as cuts of random terms are; of 0 where the last cut was.
     void start(const Pool<T>& keys, const Guess<T>& near, Bracket<T>& up, Bracket<T>& down) const {
-        M<T> above[2], below[2];
         V<T> over[2], under[2];
         auto about = [&](int64_t k, V<T> at, V<T> density, M<T> zero, V<T>* pivots) {
             const V<T> off = (T)(OFF * __builtin_sqrt((double)k * (double)(d - k) / (double)d)) / density;
@@ -377,12 +375,11 @@ template <class T> struct Select {
         };
         about(top, near.high, near.high_density, near.zero_high, over);
         about(bottom, -near.low, near.low_density, near.zero_low, under);
-        count<2>(keys, over, under, up, down, above, below);
+        count(keys, over, under, up, down);
     }
 
     // Until few keys are left in each bracket, or a few passes show that they stay.
     static void narrow(const Pool<T>& keys, const Guess<T>& near, int few, T off, Bracket<T>& up, Bracket<T>& down) {
-        M<T> above[2], below[2];
         V<T> over[2], under[2];
         for (int pass = 1; pass < 5 && (up.wide(few) || down.wide(few)); ++pass) {
             for (int c = 0; c < 2; ++c) {
@@ -390,9 +387,11 @@ template <class T> struct Select {
                 over[c] = whole(up.inside(up.even(side, near.high_density, far)));
                 under[c] = whole(down.inside(down.even(side, near.low_density, far)));
             }
-            up.part(over);
-            down.part(under);
-            count<2>(keys, over, under, up, down, above, below);
+            if (pass > 1) {
+                up.part(over);
+                down.part(under);
+            }
+            count(keys, over, under, up, down);
         }
     }
 
@@ -434,8 +433,9 @@ template <class T> struct Select {
         const V<T> inf = all<T>(__builtin_inff());
         const V<T>* u = tray.terms.data;
         for (Bracket<T>* side : {&up, &down}) {
-            side->a = (side->a - APART) / scale;
-            side->b = (side->b + APART) / scale;
+            // The last key on a side stands for all terms beyond it.
+            side->a = side->a - APART > 1 - KEYS ? (side->a - APART) / scale : -inf;
+            side->b = side->b + APART < KEYS - 1 ? (side->b + APART) / scale : side->a < inf ? inf : -inf;
         }
         for (int pass = 0; up.open() || down.open(); ++pass) {
             auto aim = [&](const Bracket<T>& side) {
