@@ -770,6 +770,8 @@ UNDER_12 = {
 ROWS = {"of all rows": of(over=None), "of the rows classified rightly": of(over="right")}
 SCALE = [(3, 5000), (5, 5000), (8, 300), (8, 1000), (8, 5000)]
 TIMES = {"training": "training", "of them attacks": "attack", "one epoch": "epoch"}
+INPUTS = {"MNIST": "mnist", "MNIST with 10 numbers at +-100": "mnist+10@100", "Gaussian": "gaussian"}
+INPUTS |= {"80 % zeros": "zeros80"}
 WEIGHTS = {"initial weights": of(weights="initial"), "weights of a trained F(10)": of(weights="trained")}
 DETECTORS = {PLAIN: PLAIN, "the same, C chosen against evasion": HARDENED, "the same, weights of at least 0": MONOTONE}
 DETECTORS |= {f"`{OURS}`": OURS}
@@ -937,11 +939,29 @@ TABLES: dict[str, Make] = {
             {
                 "forward, 80 % zeros": forward("zeros80"),
                 "training step, weights prepared each time, MNIST": of(what="step", k=10, data="mnist"),
+                "gradient to the input, MNIST": of(what="backward", gradient="input", k=10, data="mnist"),
                 "forward with torch.topk, times ours": forward("mnist", to="topk"),
                 "forward with torch.topk, times ours, k = 100": forward("mnist", 100, to="topk"),
             },
         ),
         WEIGHTS,
+        "medians, times the dense layer",
+    ),
+    "layer-cpu-k": grid(
+        "256 samples, 784 -> 1568",
+        {
+            f"{words}, {weights} weights": ("bench-layer-cpu", of(**which, weights=weights))
+            for words, which in {
+                **{
+                    f"forward, {its}": of(what="forward", to="dense", prepared=True, data=data)
+                    for its, data in INPUTS.items()
+                },
+                "training step, MNIST": of(what="step", data="mnist"),
+                "gradient to the input, MNIST": of(what="backward", gradient="input", data="mnist"),
+            }.items()
+            for weights in ("initial", "trained")
+        },
+        {f"k = {k}": of(k=k) for k in (16, 32, 64, 100, 200, 300, 391)},
         "medians, times the dense layer",
     ),
     "layer-h200": grid(
