@@ -299,23 +299,28 @@ template <class T> struct Trim {
 
     // What the rows of a tile need of a group's leading terms.
     void lead(const Group<T>& group, const T* by_coordinate, Leading<T, TILE>& leads) const {
-        int64_t longest = top > bottom ? top : bottom;
-        if (longest <= 4) leads.template start<4>(group, by_coordinate);
-        else if (longest <= 8) leads.template start<8>(group, by_coordinate);
-        else if (longest <= 12) leads.template start<12>(group, by_coordinate);
+        int64_t places = listing();
+        if (places <= 4) leads.template start<4>(group, by_coordinate);
+        else if (places <= 8) leads.template start<8>(group, by_coordinate);
+        else if (places <= 12) leads.template start<12>(group, by_coordinate);
         else leads.template start<16>(group, by_coordinate);
     }
+
+    int64_t longest() const { return top > bottom ? top : bottom; }
+
+    // Places that a list should have: where ties count, one more shows that the last removed term has none.
+    int64_t listing() const { return longest() + strict; }
 
     // value: the dense product with bias on entry, the trimmed one on return.
     void row(const Row<T>& row, const Group<T>& group, Tray<T>& tray, V<T>& value, Guess<T>& guess, Cuts<T>& cuts) const {
         int64_t walked = 0;
         bool finite = row.bound[0] <= Lanes<T>::MAX;
-        int64_t longest = top > bottom ? top : bottom;
+        int64_t places = listing();
         bool done = false;
-        if (finite && longest <= LISTED) {
-            if (longest <= 4) done = listed<4>(row, group, value, cuts, walked);
-            else if (longest <= 8) done = listed<8>(row, group, value, cuts, walked);
-            else if (longest <= 12) done = listed<12>(row, group, value, cuts, walked);
+        if (finite && longest() <= LISTED) {
+            if (places <= 4) done = listed<4>(row, group, value, cuts, walked);
+            else if (places <= 8) done = listed<8>(row, group, value, cuts, walked);
+            else if (places <= 12) done = listed<12>(row, group, value, cuts, walked);
             else done = listed<16>(row, group, value, cuts, walked);
         } else {
             value = counted(row, group, finite, tray, guess, cuts);
