@@ -216,7 +216,8 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
         for (int64_t o0 = 0; o0 < rows; o0 += TILE) {
             const int64_t stop = o0 + TILE < rows ? o0 + TILE : rows;
             for (int64_t o = o0; o < stop; ++o)
-                prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, depth_of(walked[o]), batch.words);
+                prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, depth_of(walked[o]),
+                                     batch.words);
             for (int64_t g = 0; g < batch.groups; ++g)
                 for (int64_t o = o0; o < stop; ++o) {
                     if (g % PART == PART - 1) prefix[o - o0].flush();

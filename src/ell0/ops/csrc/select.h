@@ -1,5 +1,5 @@
-// The cuts of many terms: the top-th largest and the bottom-th smallest of each lane, at a price that does not grow with
-// top and bottom.
+// The cuts of many terms: the top-th largest and the bottom-th smallest of each lane, at a price that does not grow
+// with top and bottom.
 //
 // Passes over the terms' keys count what lies beyond a pivot, until each cut is known to lie in a bracket with few
 // terms; the last rows' cuts are the first pivots. The keys in the brackets are copied out and counted on, and at last
@@ -301,7 +301,8 @@ template <class T> struct Select {
         leave_high = zero_high ? every<T>(top) - positive : leave_high;
         leave_low = zero_low ? every<T>(bottom) - negative : leave_low;
         guess.learn(cuts, row);
-        return {real<T>(at_high), real<T>(at_low), top ? real<T>(leave_high) : zero, bottom ? real<T>(leave_low) : zero};
+        return {real<T>(at_high), real<T>(at_low), top ? real<T>(leave_high) : zero,
+                bottom ? real<T>(leave_low) : zero};
     }
 
   private:

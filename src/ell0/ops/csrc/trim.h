@@ -187,7 +187,8 @@ template <class T> struct Trim {
 
     // Value and tied removals when the lists alone do not give them: adds up kept terms, subtracts none that is
     // outlying.
-    V<T> finish(const Row<T>& row, const Group<T>& group, bool finite, int64_t walked, V<T> dense, Cuts<T>& cuts) const {
+    V<T> finish(const Row<T>& row, const Group<T>& group, bool finite, int64_t walked, V<T> dense,
+                Cuts<T>& cuts) const {
         const V<T> one = all<T>(1), high = cuts.high, low = cuts.low;
         V<T> kept{}, kept_size{}, seen{}, seen_size{}, above{}, below{}, at_high{}, at_low{};
         V<T> far{};
@@ -312,7 +313,8 @@ template <class T> struct Trim {
     int64_t listing() const { return longest() + strict; }
 
     // value: the dense product with bias on entry, the trimmed one on return.
-    void row(const Row<T>& row, const Group<T>& group, Tray<T>& tray, V<T>& value, Guess<T>& guess, Cuts<T>& cuts) const {
+    void row(const Row<T>& row, const Group<T>& group, Tray<T>& tray, V<T>& value, Guess<T>& guess,
+             Cuts<T>& cuts) const {
         int64_t walked = 0;
         bool finite = row.bound[0] <= Lanes<T>::MAX;
         int64_t places = listing();
