@@ -110,12 +110,14 @@ TRIED = {
     "64 parts, 8 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 8}),
     "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, **_TANH}),
     "128 parts, 16 seen": _128.on(more={"seen": 16}),
+    "32 parts, 8 seen": _32.on(more={"seen": 8}),
+    "64 parts, 8 seen": _64.on(more={"seen": 8}),
+    "128 parts, 16 seen, colours": _128.on(augment="warp-colour", more={"seen": 16}),
     "16 parts, 4 seen, two stages, colours": _16.on(size=_STAGES, augment="warp-colour", more={"seen": 4}),
     "64 parts, 8 seen, convolutions, colours": _64.on(
         network="cnn", size=_SMALL, augment="warp-colour", more={"seen": 8}
     ),
     "128 parts, 16 seen, tanh, colours": _128.on(augment="warp-colour", more={"seen": 16, **_TANH}),
-    "32 parts, 8 seen, two stages": _32.on(size=_STAGES, more={"seen": 8}),
 }
 
 

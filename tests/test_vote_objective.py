@@ -117,8 +117,11 @@ def test_a_step_may_look_at_some_of_the_parts(kind: type[nn.Module]) -> None:
         want = model.part_logits(x).gather(1, chosen.unsqueeze(2).expand(-1, -1, 3))
         torch.testing.assert_close(model.part_logits(x, chosen), want)
     whole = certify.VoteObjective(3, **FIXED)
-    for objective in (replace(whole, seen=8), replace(whole, seen=100)):
-        torch.testing.assert_close(objective(votes, x, y), whole(votes, x, y))
+    torch.testing.assert_close(replace(whole, seen=8)(votes, x, y), whole(votes, x, y))
+    with pytest.raises(ValueError, match="seen must be at most the number of parts, got seen=9 with 8 parts"):
+        replace(whole, seen=9)(votes, x, y)
+    with pytest.raises(ValueError, match="seen must be None for a model that does not say how many parts it has"):
+        replace(whole, seen=2)(Said(), torch.zeros(12, 8, 3), y)
     with pytest.raises(ValueError, match="budget must be below half of the parts, got budget=4 with 8 parts"):
         certify.VoteObjective(4, seen=3, **FIXED)(votes, x, y)
     some = replace(whole, seen=4)

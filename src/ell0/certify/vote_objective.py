@@ -115,8 +115,10 @@ class VoteObjective:
             logits = part_logits(x)
         elif parts is None:
             raise ValueError("seen must be None for a model that does not say how many parts it has")
+        elif self.seen > parts:
+            raise ValueError(f"seen must be at most the number of parts, got seen={self.seen} with {parts} parts")
         else:
-            chosen = torch.rand(len(x), parts, device=x.device).topk(min(self.seen, parts), 1).indices
+            chosen = torch.rand(len(x), parts, device=x.device).topk(self.seen, 1).indices
             logits = part_logits(x, chosen)
         return logits.float() if logits.dtype == torch.bfloat16 else logits, parts or logits.shape[1]
 
