@@ -205,7 +205,7 @@ def test_a_killed_training_of_votes_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(checkpoints, "_SHARE", math.inf)
     about: dict[str, Any] = {"data": squares(), "validation": squares(9, seed=1), "config": CONFIG, "attack": None}
-    about["objective"] = certify.VoteObjective(2, budget_ramp=(0.1, 0.9))
+    about["objective"] = certify.VoteObjective(2, budget_ramp=(0.1, 0.9), seen=5)
     whole = run(None, voting(kind), **about)
     for stop in (1, 4):
         with pytest.raises(Killed):
