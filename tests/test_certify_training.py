@@ -22,12 +22,16 @@ from ell0.common import Step
 from ell0.nn import InputClamp, TruncatedLinear
 from ell0.threat import Unit
 from ell0.train import TrainConfig, fit
+from ell0.train.config import Precision
 
 
 @few
 @given(cases())
 def test_margins_for_training_are_the_interval_bound(case: Case) -> None:
     found = certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ell0.certify.certificates.PAIRED", 0)  # as where there are many classes
+        torch.testing.assert_close(certify.margins(case.model, case.x, case.y, case.ball.budget, case.ball), found)
     sharp = bound(case, "ibp")[0]
     reach, weight = case.reach, case.network.layer.weight
     exact = reach.any_value and reach.channels == 1 and bool((weight != 0).all()) and bool(reach.moves.all())
@@ -80,13 +84,17 @@ def test_margins_have_gradients(kind: str) -> None:
     assert torch.autograd.gradcheck(lambda *_: found(), tuple(model.parameters()))
 
 
-@pytest.mark.parametrize(("clamped", "words"), [(False, {"mix": 0.7}), (True, {}), (True, {"quick": True})], ids=str)
-def test_training_on_the_bound_certifies(clamped: bool, words: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("clamped", "words", "precision"),
+    [(False, {"mix": 0.7}, "fp32"), (True, {}, "fp32"), *((True, {"quick": True}, of) for of in ("fp32", "bf16"))],
+    ids=str,
+)
+def test_training_on_the_bound_certifies(clamped: bool, words: dict[str, Any], precision: Precision) -> None:
     (x, y), model = data(60), small()
     if clamped:
         model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     before = certify.accuracy(model.eval(), x, y, [1])[1]
-    config = TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam")
+    config = TrainConfig(epochs=60, batch=60, rates=(0.02,), optimizer="adam", precision=precision)
     training = fit(model, (x, y), config, objective=certify.Objective(1, ramp=0.5, **words))
     after = certify.accuracy(model.eval(), x, y, [1])[1]
     assert after > before + 0.3

@@ -19,7 +19,7 @@ from ell0.attacks import AttackResult
 from ell0.nn import InputTruncation
 from ell0.train import TrainConfig, fit
 from ell0.train import checkpoint as checkpoints
-from ell0.train.rows import AUGMENTS, Moves, Warps
+from ell0.train.rows import AUGMENTS, Bends, Moves, Warps
 from small_training import CLASSES, CONFIG, Killed, images, run, same
 
 MOVES = {name: moves for name, moves in AUGMENTS.items() if isinstance(moves, Moves)}
@@ -93,6 +93,36 @@ def test_images_turn_zoom_shift_and_change_their_colours() -> None:
     alone = [both.moved(points, rows[i : i + 1], drawn[i : i + 1]) for i in range(2)]
     torch.testing.assert_close(both.moved(points, rows, drawn[:2]), torch.cat(alone))
     assert AUGMENTS["warp-colour"].colour > 0  # type: ignore[union-attr]
+
+
+def test_images_bend_by_interpolation() -> None:
+    """Each way by itself, to the end of its range, against what torch or the definition makes of it."""
+    points = 2 * torch.rand(3, 2, 9, 9, generator=torch.Generator().manual_seed(0)) - 1
+    rows = torch.tensor([2, 0])
+    image = points[rows]
+
+    def bent(places: Any, value: Any, bends: Bends) -> Tensor:
+        way = torch.zeros(2, 2, 28)
+        way[(slice(None), *places)] = torch.as_tensor(value)
+        return bends.moved(points, rows, way)
+
+    both, bends = slice(None), Bends(turn=90.0, zoom=1.0, reach=2.0, bend=1.0)
+    torch.testing.assert_close(bent((both, 0), 0.0, bends), image)
+    torch.testing.assert_close(bent((both, 0), 1.0, bends), image.rot90(1, (2, 3)))
+    torch.testing.assert_close(bent((both, 1), -1.0, bends)[..., ::2, ::2], image[..., 2:7, 2:7])  # twice as large
+    torch.testing.assert_close(bent((0, 2), 1.0, bends)[..., :7], image[..., 2:])  # x, then y
+    torch.testing.assert_close(bent((1, 2), 1.0, bends), image[..., [2, 3, 4, 5, 6, 7, 8, 8, 8], :])
+    torch.testing.assert_close(bent((0, 2), 0.25, bends)[..., :8], (image[..., :8] + image[..., 1:]) / 2)
+    torch.testing.assert_close(bent((0, slice(3, None)), 1.0, bends)[..., :8], image[..., 1:])
+    one = bent((1, 3 + 12), -1.0, bends)  # the point in the middle comes from the pixel above it
+    torch.testing.assert_close(one[..., 4, 4], image[..., 3, 4])
+    torch.testing.assert_close(one[..., ::2, [0, 8]], image[..., ::2, [0, 8]])
+    drawn = bends.draw(1000, torch.Generator().manual_seed(1))
+    assert float(drawn.min()) < -0.99 < 0.99 < float(drawn.max()) < 1
+    alone = [bends.moved(points, rows[i : i + 1], drawn[i : i + 1]) for i in range(2)]
+    torch.testing.assert_close(bends.moved(points, rows, drawn[:2]), torch.cat(alone))
+    line = torch.ones(1, 1, 1, 1)
+    assert torch.equal(bends.moved(line, torch.tensor([0]), drawn[:1]), line)
 
 
 def test_each_epoch_augments_x_and_x_prime_anew() -> None:

@@ -17,13 +17,14 @@ from ..threat import L0Ball, describe
 from ..wrapping import as_rows
 from .certifier import ANY_VALUE, Certifier, Preparation
 from .network import Network
-from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals
+from .propagate import Bounder, Interval, Method, intervals, margin_goals, over_intervals, pairs_over_intervals
 from .reachable import Reachable
 from .rules import Rule
 from .votes import PartVote
 
 BATCH = 256  # rows at a time by default
 SWEEP = 32  # budgets looked at in one go
+PAIRED = 32  # the most classes of which training takes all pairs at once
 
 
 def certifier(model: nn.Module, method: Method | Rule = "best") -> Certifier:
@@ -127,7 +128,10 @@ def margins(
     reach, first = Reachable.of(x, replace(ball or ANY_VALUE, budget=budget), network.rising), network.first
     first.check(reach, budget)
     passed = intervals(network.head, (first.quick_interval if quick else first.trainable_interval)(reach, budget))
-    return over_intervals(network.head, passed, margin_goals(y, passed[-1][0].shape[1]).to(x.dtype)).squeeze(1)
+    classes = passed[-1][0].shape[1]
+    if classes <= PAIRED:
+        return pairs_over_intervals(network.head, passed, y)
+    return over_intervals(network.head, passed, margin_goals(y, classes).to(x.dtype)).squeeze(1)
 
 
 class NetworkBounds(Certifier):

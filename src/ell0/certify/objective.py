@@ -28,7 +28,8 @@ class Objective:
         budget: changes that the bound allows in the end, at most what the k of the model's first layer bounds.
         mix: weight of the bound's loss in (0, 1].  ramp: in [0, 1].
         unit: what counts as a change, as for `L0Ball`.
-        quick: use the quick bound of `margins`; the certificate afterwards is the exact one.
+        quick: use the quick bound of `margins`, which may be trained in bf16; the certificate afterwards is the exact
+            one.
     """
 
     budget: int
@@ -46,6 +47,11 @@ class Objective:
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
         replace(ANY_VALUE, unit=self.unit)  # raises if there is no such unit
+
+    @property
+    def bf16(self) -> bool:
+        """The exact bound takes differences of sums, of which bf16 leaves nothing."""
+        return self.quick
 
     def at(self, epoch: int, epochs: int) -> Objective:
         """The loss of an epoch: the objective with the budget that it has then."""

@@ -12,7 +12,7 @@ from ..common import check_count
 Schedule = Literal["steps", "cosine", "triangle"]
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Augment = Literal["none", "crop-flip", "crop-flip-once", "crop-flip-reflect", "shift", "warp-colour"]
+Augment = Literal["none", "crop-flip", "crop-flip-once", "crop-flip-reflect", "shift", "bend", "warp-colour"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class TrainConfig:
         with 0 and mirrors half of them. ``"crop-flip-once"`` does it once, before the first epoch, and fills with black
         (-1), so the attack gets the moved images. ``"crop-flip-reflect"`` is ``"crop-flip"`` with the image mirrored at
         its outermost pixels in place of 0. ``"shift"`` moves each image of a step by up to 1 pixel and fills with the
-        nearest pixel. ``"warp-colour"`` turns, zooms and shifts each image of a step, mirrors half of them and
+        nearest pixel. ``"bend"`` turns, zooms, shifts and bends each image of a step, by interpolation: for digits and
+        the like. ``"warp-colour"`` turns, zooms and shifts each image of a step, mirrors half of them and
         changes brightness, contrast and saturation.
     seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
         initialises the weights.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..attacks.contract import AttackResult
 from ..common import seeded
@@ -189,6 +190,41 @@ class Warps:
         return coloured.clamp(-1, 1)
 
 
+@dataclass(frozen=True)
+class Bends:
+    """Turns, zooms, slants, shifts and bends an image a little, by interpolation; at its edges it goes on as it ends.
+
+    turn: in degrees, either way; of each axis by itself.  zoom: either way, as a share; of each axis by itself.
+    reach: pixels of a shift in both directions.  bend: how many pixels each of 5 x 5 points, spread evenly over the
+    image, moves besides in both directions; the pixels between them follow smoothly.
+    """
+
+    turn: float
+    zoom: float
+    reach: float
+    bend: float
+    once: ClassVar[bool] = False
+
+    def draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Numbers in [-1, 1): ``(rows, 2, 28)``, on the CPU so that every device gets the same."""
+        return 2 * torch.rand(rows, 2, 28, generator=generator, device="cpu") - 1
+
+    def moved(self, points: Tensor, rows: Tensor, ways: Tensor) -> Tensor:
+        """The images ``rows`` (m,) of points ``(n, channels, height, width)``, bent as drawn, ``(m, 2, 28)``."""
+        height, width = points.shape[2:]
+        middle = torch.tensor([width - 1, height - 1], device=points.device) / 2
+        y, x = (torch.arange(length, device=points.device) - (length - 1) / 2 for length in (height, width))
+        turn, zoom, shift = ways[..., :3].view(-1, 1, 1, 2, 3).unbind(-1)
+        angle, scale = math.radians(self.turn) * turn, (1 + self.zoom) ** zoom
+        along, across = scale * angle.cos(), scale * angle.sin()
+        # Where each pixel comes from, in pixels from the middle: x, then y.
+        at = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
+        turned = at.flip(-1) * torch.tensor([-1.0, 1.0], device=points.device)
+        bent = F.interpolate(ways[..., 3:].unflatten(2, (5, 5)), (height, width), mode="bicubic", align_corners=True)
+        at = along * at + across * turned + self.reach * shift + self.bend * bent.permute(0, 2, 3, 1)
+        return F.grid_sample(points[rows], at / middle.clamp(min=0.5), padding_mode="border", align_corners=True)
+
+
 def _reflected(places: Tensor, length: int) -> Tensor:
     """Places inside of a line 0 .. length - 1, of which those outside are mirror images, as often as needed."""
     period = max(2 * (length - 1), 1)
@@ -196,11 +232,12 @@ def _reflected(places: Tensor, length: int) -> Tensor:
     return torch.minimum(places, period - places)
 
 
-AUGMENTS: dict[Augment, Moves | Warps] = {
+AUGMENTS: dict[Augment, Moves | Warps | Bends] = {
     # Not filled with black: truncation would spend its k on the margin.
     "crop-flip": Moves(reach=4, mirrored=True, fill=0.0),
     "crop-flip-once": Moves(reach=4, mirrored=True, fill=-1.0, once=True),
     "crop-flip-reflect": Moves(reach=4, mirrored=True, fill="reflect"),
     "shift": Moves(reach=1, mirrored=False, fill="nearest"),
+    "bend": Bends(turn=7.0, zoom=0.07, reach=0.5, bend=0.8),
     "warp-colour": Warps(turn=10.0, zoom=0.15, reach=4.0, colour=0.2),
 }
