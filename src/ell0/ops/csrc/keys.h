@@ -7,6 +7,7 @@ namespace NAME {
 
 constexpr int KEY_BYTES = WIDTH < 32 ? WIDTH : 32;
 typedef int16_t Key __attribute__((vector_size(KEY_BYTES)));  // of one coordinate, or of PER of them
+typedef uint16_t Steps __attribute__((vector_size(KEY_BYTES)));
 template <class T> constexpr int PER = KEY_BYTES / 2 / LANES<T>;
 
 constexpr int KEYS = 32767;   // the largest
@@ -50,6 +51,7 @@ template <class T> inline void multiply_keys(int16_t* out, const int16_t* x, con
 #if defined(__AVX2__)
     Key half;
     for (int e = 0; e < 16; ++e) half[e] = (int16_t)(2 * (e / L) * 257 + 256);  // the bytes of a coordinate's weight
+#pragma GCC unroll 4
     for (int64_t j = 0; j < n; j += PER<T>, out += 16, x += 16) {
         int64_t some;
         std::memcpy(&some, w + j, sizeof some);
@@ -76,9 +78,10 @@ template <class T> inline Key spread(V<T> at) {
     typedef typename Lanes<T>::H H;
     const V<T> most = all<T>(KEYS);
     const H lanes = __builtin_convertvector(__builtin_convertvector(min(max(at, -most - 1), most), M<T>), H);
-    Key key;
-    for (int c = 0; c < PER<T>; ++c) std::memcpy((char*)&key + c * sizeof lanes, &lanes, sizeof lanes);
-    return key;
+    Key key{}, lane;
+    std::memcpy(&key, &lanes, sizeof lanes);
+    for (int e = 0; e < KEY_BYTES / 2; ++e) lane[e] = (int16_t)(e % LANES<T>);
+    return __builtin_shuffle(key, lane);  // a key made in pieces would stay in memory
 }
 
 // The counts of the lanes.
@@ -93,14 +96,22 @@ template <class T> inline M<T> total(Key n) {
     return sum;
 }
 
-// Is no answer true?
-inline bool none(Key answers) {
+// The keys that are fewer steps from one than the span; steps wrap.
+struct Window {
+    Steps from, span;
+};
+
+inline bool any_within(Key key, Window one, Window other) {
+    const Steps steps = (Steps)key - one.from, more = (Steps)key - other.from;
 #if defined(__AVX2__)
-    return _mm256_testz_si256((__m256i)answers, (__m256i)answers);
+    const __m256i within = _mm256_subs_epu16((__m256i)one.span, (__m256i)steps);
+    const __m256i in = _mm256_or_si256(within, _mm256_subs_epu16((__m256i)other.span, (__m256i)more));
+    return !_mm256_testz_si256(in, in);
 #else
+    const auto in = (steps < one.span) | (more < other.span);
     int64_t halves[2];
-    std::memcpy(halves, &answers, sizeof halves);
-    return (halves[0] | halves[1]) == 0;
+    std::memcpy(halves, &in, sizeof halves);
+    return (halves[0] | halves[1]) != 0;
 #endif
 }
 

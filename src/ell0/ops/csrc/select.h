@@ -70,6 +70,7 @@ template <class T> struct Terms {
     template <class F> void each(F visit) const {
         for (int64_t q = 0; q < leads; ++q) visit(leading[q]);
         if (finite)
+#pragma GCC unroll 4
             for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, true));
         else
             for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, false));
@@ -159,7 +160,7 @@ template <class T> struct Pool {
 template <class T> struct Tray {
     Buffer<int16_t> keys, weights;
     Buffer<Key> some;
-    Buffer<int32_t> place;  // of some
+    Buffer<int32_t> place, again;  // of some, and of some of these
     Buffer<V<T>> terms;
 
     void resize(int64_t most) {
@@ -168,6 +169,7 @@ template <class T> struct Tray {
         weights.resize(room + 32);
         some.resize(room / PER<T> + 1);
         place.resize(room / PER<T> + 1);
+        again.resize(room / PER<T> + 1);
         terms.resize(room);
     }
 };
@@ -349,6 +351,7 @@ template <class T> struct Select {
         }
         for (int64_t i = 0; i < pool.vectors;) {
             Key ups[N] = {}, downs[N] = {};
+#pragma GCC unroll 4
             for (const int64_t stop = pool.vectors - i > TALLY ? i + TALLY : pool.vectors; i < stop; ++i)
 #pragma GCC unroll 2
                 for (int c = 0; c < N; ++c) {
@@ -398,17 +401,16 @@ template <class T> struct Select {
 
     // Copies the keys that may be those of a cut, and where they are from.
     template <bool AGAIN> Pool<T> doubt(const Pool<T>& pool, Bracket<T>& up, Bracket<T>& down) const {
-        const Key a = spread<T>(up.a - APART), b = spread<T>(max(up.a, up.b) + APART);
-        const Key c = spread<T>(APART - down.a), e = spread<T>(-max(down.a, down.b) - APART);
+        const Steps a = (Steps)spread<T>(up.a - APART), b = (Steps)spread<T>(max(up.a, up.b) + APART);
+        const Steps c = (Steps)spread<T>(-max(down.a, down.b) - APART), e = (Steps)spread<T>(APART - down.a);
+        const Window largest{a + 1, b - a}, smallest{c, e - c};
         Key* some = tray.some.data;
-        int32_t* place = tray.place.data;
+        int32_t *place = tray.place.data, *at = AGAIN ? tray.again.data : place;
         int64_t left = 0;
+#pragma GCC unroll 4
         for (int64_t i = 0; i < pool.vectors; ++i) {
-            const Key key = pool.keys[i];
-            const Key in = ((Key)(key > a) ^ (Key)(key > b)) | ((Key)(c > key) ^ (Key)(e > key));
-            place[left] = AGAIN ? place[i] : (int32_t)i;
-            some[left] = key;
-            left += !none(in);
+            at[left] = (int32_t)i;
+            left += any_within(pool.keys[i], largest, smallest);
         }
         // How many lie beyond the brackets and are left, and how many holes.
         const Key high = spread<T>(up.b), low = spread<T>(-down.b), least = spread<T>(all<T>(-KEYS));
@@ -416,9 +418,12 @@ template <class T> struct Select {
         for (int64_t i = 0; i < left;) {
             Key ups{}, downs{}, gaps{};
             for (const int64_t stop = left - i > TALLY ? i + TALLY : left; i < stop; ++i) {
-                ups -= some[i] > high;
-                downs -= low > some[i];
-                gaps -= least > some[i];
+                const Key key = pool.keys[at[i]];
+                if (AGAIN) place[i] = place[at[i]];
+                else some[i] = key;
+                ups -= key > high;
+                downs -= low > key;
+                gaps -= least > key;
             }
             above += total<T>(ups);
             below += total<T>(downs);
@@ -444,19 +449,19 @@ template <class T> struct Select {
             };
             const V<T> over = aim(up), under = -aim(down);
             M<T> above{}, below{};
-            V<T> next_up = inf, last_up = -inf, next_down = inf, last_down = -inf;
-            for (int64_t i = 0; i < n; ++i) {
+            V<T> next_up = inf, last_up = -inf, next_down = -inf, last_down = inf;
+            for (int64_t i = 0; i < n; ++i) {  // min and max pass over a NaN in their first argument
                 const V<T> v = u[i];
                 const M<T> is_over = v > over, is_under = v < under;
                 above -= is_over;
                 below -= is_under;
                 next_up = min(is_over ? v : inf, next_up);
-                last_up = max(v <= over ? v : -inf, last_up);
-                next_down = min(is_under ? -v : inf, next_down);
-                last_down = max(v >= under ? -v : -inf, last_down);
+                last_up = max(is_over ? -inf : v, last_up);
+                next_down = max(is_under ? v : -inf, next_down);
+                last_down = min(is_under ? inf : v, last_down);
             }
             up.close(above, next_up, last_up);
-            down.close(below, next_down, last_down);
+            down.close(below, -next_down, -last_down);
         }
     }
 };
