@@ -154,18 +154,30 @@ template <class T> struct Prefix {
             part[t] = V<T>{};
         }
     }
-    void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve) {
+    // Does the order of the terms not matter? A zero that ties with a cut has no share if its x is 0.
+    bool easy(const Batch<T>& batch, int64_t g, const Sieve<T>& sieve) const {
+        const bool no_share = !batch.special[g] && sieve.at_zero && least * batch.least[g] >= Lanes<T>::LEAST;
+        return finite && batch.special[g] < 2 && (sieve.simple || no_share);
+    }
+    // Of N groups.
+    template <int N> void add_easily(const Batch<T>& batch, int64_t g, const Sieve<T>* sieve) {
+        const T* panel = &batch.panel[g * batch.d * L];
+        for (int64_t t = 0; t < count; ++t) {
+            V<T> sum = part[t];
+#pragma GCC unroll 4
+            for (int r = 0; r < N; ++r) {
+                const V<T> v = load(panel + (r * batch.d + place[t]) * L);
+                add_between(sum, v, sieve[r].grad, w[place[t]] * v, sieve[r].low, sieve[r].high);
+            }
+            part[t] = sum;
+        }
+    }
+    // What is left of a group: its outlying coordinates, which are not in the dense product, so that their kept terms
+    // are added wherever they lie, and if its order matters the walked ones too.
+    void add(const Batch<T>& batch, int64_t g, Sieve<T> sieve, bool done) {
+        if (done && !batch.special[g]) return;
         const T* panel = &batch.panel[g * batch.d * L];
         const bool plain = finite && batch.special[g] < 2;
-        // A zero that ties with a cut has no share if its x is 0.
-        const bool no_share = !batch.special[g] && sieve.at_zero && least * batch.least[g] >= Lanes<T>::LEAST;
-        const bool done = plain && (sieve.simple || no_share);
-        for (int64_t t = 0; done && t < count; ++t) {
-            V<T> v = load(panel + (int64_t)place[t] * L);
-            add_between(part[t], v, sieve.grad, w[place[t]] * v, sieve.low, sieve.high);
-        }
-        if (done && !batch.special[g]) return;
-        // Outlying coordinates are not in the dense product, so their kept terms are added wherever they lie.
         const uint64_t* outlying = &batch.outlying[g * batch.words];
         V<T> limit = load(&batch.limit[g * L]);
         int64_t t = 0;
@@ -199,7 +211,8 @@ template <class T>
 void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* order, const int32_t* walked,
                      const T* cuts, const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d,
                      T* grad_weight, int threads) {
-    constexpr int L = LANES<T>, TILE = 8;  // rows that share a pass over the panels
+    constexpr int L = LANES<T>;
+    constexpr int TILE = 8, TOGETHER = 4;  // rows that share a pass over the panels, groups that share one over a row
     Batch<T> batch(x, limits, n, d, threads);
     Turned<T> turned(grad, n, rows, threads);
     const T* grads = turned.data.data;
@@ -218,11 +231,23 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
             for (int64_t o = o0; o < stop; ++o)
                 prefix[o - o0].start(weight + o * d, grad_weight + o * d, order + o * d, depth_of(walked[o]),
                                      batch.words);
-            for (int64_t g = 0; g < batch.groups; ++g)
+            for (int64_t g = 0; g < batch.groups; g += TOGETHER)
                 for (int64_t o = o0; o < stop; ++o) {
-                    if (g % PART == PART - 1) prefix[o - o0].flush();
-                    const Sieve<T> sieve(cuts, walked[o] < 0 ? ties : nullptr, grads, n, rows, o, g * L);
-                    prefix[o - o0].add(batch, g, sieve);
+                    Prefix<T>& row = prefix[o - o0];
+                    Sieve<T> sieve[TOGETHER];
+                    const int many = batch.groups - g < TOGETHER ? (int)(batch.groups - g) : TOGETHER;
+                    bool easy[TOGETHER], all = many == TOGETHER;
+                    for (int r = 0; r < many; ++r) {
+                        sieve[r] = Sieve<T>(cuts, walked[o] < 0 ? ties : nullptr, grads, n, rows, o, (g + r) * L);
+                        easy[r] = row.easy(batch, g + r, sieve[r]);
+                        all &= easy[r];
+                    }
+                    if (all) row.template add_easily<TOGETHER>(batch, g, sieve);
+                    for (int r = 0; r < many; ++r) {
+                        if (easy[r] && !all) row.template add_easily<1>(batch, g + r, &sieve[r]);
+                        row.add(batch, g + r, sieve[r], easy[r]);
+                    }
+                    if ((g + TOGETHER) % PART == 0) row.flush();
                 }
             for (int64_t o = o0; o < stop; ++o) prefix[o - o0].finish();
         }
