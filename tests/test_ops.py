@@ -103,6 +103,21 @@ def test_ties_far_apart_in_the_order_of_the_weight(backend: str, d: int, k: int,
         check(x, weight, top=top, bottom=k - top, backends=[backend])
 
 
+@pytest.mark.parametrize("k", [4, 8, 12, 16, 17])
+def test_rows_are_marked_only_where_a_tied_term_stays(k: int) -> None:
+    # Gradients of a marked row cost several times as much.
+    g = Generator().manual_seed(0)
+    weight = gaussian(3, 784, 1, g).float()
+    for backend in kernel.builds():
+        for x, w, marked in (
+            (gaussian(20, 784, 1, g).float(), weight, False),
+            (torch.ones(20, 784), weight.sign(), True),
+        ):
+            with using(backend):
+                walked = torch.ops.ell0.trimmed_linear(x, w, None, *torch.ops.ell0.prepare(w), [k, k], True)[3]
+            assert ((walked < 0) == marked).all(), backend
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_many_removed_terms_of_few_values(seed: int) -> None:
     # Cuts that are found by counting: a pivot that hits a tied term is rare, so there are many samples.

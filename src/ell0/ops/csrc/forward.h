@@ -157,7 +157,7 @@ template <class T> struct Forward {
                 desk.tray.resize(d + most);
                 desk.by_coordinate.resize(most ? d * TILE : 0);
                 desk.leads.buffer.resize(most * TILE);
-                desk.leads.lists.resize(most ? 2 * LISTED * TILE : 0);
+                desk.leads.lists.resize(most ? 2 * PLACES * TILE : 0);
                 int64_t last = -1;
 #pragma omp for schedule(dynamic) collapse(2)
                 for (int64_t some = 0; some < here; some += TOGETHER)

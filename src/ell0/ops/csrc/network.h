@@ -32,17 +32,15 @@ template <class T, int P, bool FALLING> inline __attribute__((always_inline)) vo
         if (FALLING) order<T>(m[i], m[j]);
         else order<T>(m[j], m[i]);
     };
-    if (P == 12) {  // as sixteen would be sorted whose last four are known to come first
+    // Four more than a power of two are sorted as twice that power would be, of which the others come first.
+    constexpr int more = P == 12 || P == 20 ? 4 : 0;
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) sort(i, i + 8);
-#pragma GCC unroll 4
-        for (int i = 4; i < 8; ++i) sort(i, i + 4);
-    }
+    for (int i = 0; i < more; ++i) sort(i, i + P - 4);
 #pragma GCC unroll 5
-    for (int step = P == 12 ? 2 : P / 2; step; step /= 2)
-#pragma GCC unroll 16
-        for (int i = 0; i < P; ++i)
-            if (!(i & step)) sort(i, i + step);
+    for (int step = (P - more) / 2; step; step /= 2)
+#pragma GCC unroll 20
+        for (int i = step > 2 ? more : 0; i < P; ++i)
+            if (!((i - more) & step)) sort(i, i + step);
 }
 
 template <class T, int P> struct Extremes {
@@ -58,10 +56,10 @@ template <class T, int P> struct Extremes {
     // The first sixteen values.
     inline __attribute__((always_inline)) void start16(V<T>* b) {
         sort16<T>(b);
-#pragma GCC unroll 16
+#pragma GCC unroll 20
         for (int i = 0; i < P; ++i) {
-            largest[i] = b[i];
-            smallest[i] = b[15 - i];
+            largest[i] = i < 16 ? b[i] : all<T>(-__builtin_inff());
+            smallest[i] = i < 16 ? b[15 - i] : all<T>(__builtin_inff());
         }
     }
     // Sixteen more; a side that none of them can enter may be left alone.
@@ -69,17 +67,17 @@ template <class T, int P> struct Extremes {
         sort16<T>(b);
         V<T> m[P];
         if (UP) {
-#pragma GCC unroll 16
-            for (int i = 0; i < P; ++i) m[i] = max(largest[i], b[P - 1 - i]);
+#pragma GCC unroll 20
+            for (int i = 0; i < P; ++i) m[i] = P - 1 - i < 16 ? max(largest[i], b[P - 1 - i]) : largest[i];
             merge<T, P, true>(m);
-#pragma GCC unroll 16
+#pragma GCC unroll 20
             for (int i = 0; i < P; ++i) largest[i] = m[i];
         }
         if (DOWN) {
-#pragma GCC unroll 16
-            for (int i = 0; i < P; ++i) m[i] = min(smallest[i], b[16 - P + i]);
+#pragma GCC unroll 20
+            for (int i = 0; i < P; ++i) m[i] = P - 1 - i < 16 ? min(smallest[i], b[16 - P + i]) : smallest[i];
             merge<T, P, false>(m);
-#pragma GCC unroll 16
+#pragma GCC unroll 20
             for (int i = 0; i < P; ++i) smallest[i] = m[i];
         }
     }

@@ -9,7 +9,8 @@
 namespace NAME {
 
 constexpr int64_t PART = 32;    // terms added up before they join a longer sum
-constexpr int64_t LISTED = 16;  // the longest list; more removed terms than this are counted
+constexpr int64_t LISTED = 16;  // more removed terms than this are counted
+constexpr int PLACES = 20;      // of the longest list
 
 constexpr int TILE = 16;        // rows that are taken together
 
@@ -304,7 +305,8 @@ template <class T> struct Trim {
         if (places <= 4) leads.template start<4>(group, by_coordinate);
         else if (places <= 8) leads.template start<8>(group, by_coordinate);
         else if (places <= 12) leads.template start<12>(group, by_coordinate);
-        else leads.template start<16>(group, by_coordinate);
+        else if (places <= 16) leads.template start<16>(group, by_coordinate);
+        else leads.template start<PLACES>(group, by_coordinate);
     }
 
     int64_t longest() const { return top > bottom ? top : bottom; }
@@ -323,7 +325,8 @@ template <class T> struct Trim {
             if (places <= 4) done = listed<4>(row, group, value, cuts, walked);
             else if (places <= 8) done = listed<8>(row, group, value, cuts, walked);
             else if (places <= 12) done = listed<12>(row, group, value, cuts, walked);
-            else done = listed<16>(row, group, value, cuts, walked);
+            else if (places <= 16) done = listed<16>(row, group, value, cuts, walked);
+            else done = listed<PLACES>(row, group, value, cuts, walked);
         } else {
             value = counted(row, group, finite, tray, guess, cuts);
             return;
