@@ -67,13 +67,14 @@ template <class T> struct Terms {
         return finite ? w * x : ((w == 0) & (x == x)) | (x == 0) ? V<T>{} : w * x;
     }
     V<T> operator[](int64_t i) const { return i < leads ? leading[i] : ordered(i - leads, finite); }
+    // Visits term and chain, 0 or 1: additions of one chain would wait for each other.
     template <class F> void each(F visit) const {
-        for (int64_t q = 0; q < leads; ++q) visit(leading[q]);
-        if (finite)
-#pragma GCC unroll 4
-            for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, true));
-        else
-            for (int64_t j = 0; j < number - leads; ++j) visit(ordered(j, false));
+        const int64_t n = number - leads;
+        int64_t j = 0;
+        for (int64_t q = 0; q < leads; ++q) visit(leading[q], 0);
+        for (; finite && j + 2 <= n; j += 2)
+            for (int c = 0; c < 2; ++c) visit(ordered(j + c, true), c);
+        for (; j < n; ++j) visit(ordered(j, finite), 0);
     }
 };
 
@@ -176,7 +177,7 @@ template <class T> struct Tray {
 
 template <class T> struct Select {
     static constexpr int L = LANES<T>;
-    static constexpr int FEW = 24, LAST = 3;  // terms of a bracket whose keys, and which themselves, are worth copying
+    static constexpr int FEW = 24, LAST = 6;  // terms of a bracket whose keys, and which themselves, are worth copying
     static constexpr double OFF = 0.8;        // deviations between the guess and the first pivots
 
     int64_t d, top, bottom;
@@ -258,10 +259,13 @@ template <class T> struct Select {
         // Where many terms cannot be parted they are zeros, as a rule: then no other is looked at.
         M<T> positive{}, negative{}, zero_high{}, zero_low{};
         if (up.crowded(FEW) || down.crowded(FEW)) {
-            terms.each([&](V<T> v) {
-                tally(positive, v, zero);
-                tally(negative, zero, v);
+            M<T> over[2] = {}, under[2] = {};
+            terms.each([&](V<T> v, int c) {
+                tally(over[c], v, zero);
+                tally(under[c], zero, v);
             });
+            positive = over[0] + over[1];
+            negative = under[0] + under[1];
             zero_high = (up.rank > positive) & (up.rank <= number - negative) & (up.rank > 0);
             zero_low = (down.rank > negative) & (down.rank <= number - positive) & (down.rank > 0);
             up.drop(zero_high);
@@ -290,7 +294,7 @@ template <class T> struct Select {
         // The cut of a side where none leaves is infinite.
         if (!top || !bottom) {
             M<T> most{}, least{};
-            terms.each([&](V<T> v) {
+            terms.each([&](V<T> v, int) {
                 most -= v == inf;
                 least -= v == -inf;
             });
@@ -311,7 +315,7 @@ template <class T> struct Select {
     // As if the terms were normal.
     void make(T size, Guess<T>& guess) const {
         V<T> squares{}, spread{};
-        terms.each([&](V<T> v) { squares += where<T>(magnitude<T>(v) <= Lanes<T>::MAX, v * v); });
+        terms.each([&](V<T> v, int) { squares += where<T>(magnitude<T>(v) <= Lanes<T>::MAX, v * v); });
         for (int l = 0; l < L; ++l) spread[l] = (T)__builtin_sqrt(squares[l] / (T)d);
         spread = spread / size;
         spread = ((spread > 0) & (spread <= Lanes<T>::MAX)) ? spread : all<T>(1);

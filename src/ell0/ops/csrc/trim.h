@@ -154,10 +154,12 @@ template <class T> struct Trim {
         if (finite && guess.made) {
             const Weights<T>& about = *row.about;
             const V<T> near = about.size * narrower(guess.high + about.shift_high, guess.low + about.shift_low);
-            int64_t likely = depth(row, group.reach, T(0.75) * near, 0);
-            wanted = likely > wanted ? likely : wanted;
             // All of them, in their own order, cost no more than most of them.
-            if (wanted > (group.leads ? d / 3 : 3 * d / 4)) wanted = d;
+            const int64_t most = group.leads ? d / 3 : 3 * d / 4;
+            const bool nearly_all = reachable(row, group.reach, T(0.75) * near, most);
+            const int64_t likely = nearly_all ? d : depth(row, group.reach, T(0.75) * near, 0);
+            wanted = likely > wanted ? likely : wanted;
+            if (wanted > most) wanted = d;
         }
         const Terms<T> terms{leading, group.leads, row.ranked, row.order, group.panel, finite};
         Select<T> select(d, top, bottom, terms, row.bound[0], group, tray);
