@@ -296,9 +296,9 @@ void input_gradient(const T* grad, const T* x, const T* weight, const int32_t* w
                 bool simple = o + TOGETHER <= stop;
                 for (int r = 0; r < TOGETHER && o + r < stop; ++r) {
                     sieve[r] = Sieve<T>(cuts, walked[o + r] < 0 ? ties : nullptr, grads, n, rows, o + r, g * L);
-                    simple &= sieve[r].simple && finite[o + r];
+                    simple &= sieve[r].simple && finite[o + r] && (batch.special[g] < 2 || sieve[r].at_zero);
                 }
-                // Here 0 times infinity may be a NaN, which is not kept: its share is 0.
+                // Here 0 times infinity may be a NaN, which is not kept: its share is 0, as grad is finite.
                 for (int64_t i = 0; simple && i < d; ++i) {
                     const V<T> x = load(panel + i * L);
                     V<T> sum = total[i];
