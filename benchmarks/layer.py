@@ -4,7 +4,7 @@
     python benchmarks/layer.py --require-mnist --threads 2 --out results/bench-layer-cpu.json
     python benchmarks/layer.py --device cuda --require-mnist
 
-Values are ratios of times in one run, on a GPU also bytes of memory. Only checked results are timed.
+Values are ratios of times in one run. Only checked results are timed.
 """
 
 from __future__ import annotations
@@ -37,37 +37,31 @@ COPIED, SQUARE = 2**28, 4096  # numbers of the copy and rows of the matrices tha
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured on a kind of device.  chunks: candidates of the topk baseline.  grown: k of the growth rows."""
+    """What is measured on a kind of device.  chunks: candidates of the topk baseline."""
 
     batch: int
     rounds: int
     quick_rounds: int
     ks: tuple[int, ...]
     chunks: tuple[int, ...]
-    batches: tuple[int, ...]
-    inputs: tuple[int, ...]
-    widths: tuple[int, ...]
-    grown: tuple[int, ...]
 
 
-CPU = Sizes(256, 9, 5, KS, (1, 8, 32), (1, 16, 64, 256, 1024), (196, 784, 3136), (98, 392, 1568, 6272), (10,))
-GPU = Sizes(
-    8192, 21, 9, KS, (64, 256, 1024), (256, 1024, 8192, 32768), (196, 784, 3136), (392, 1568, 6272),
-    (1, 10, 100, 300),
-)  # fmt: skip
+CPU = Sizes(256, 9, 5, KS, (1, 8, 32))
+GPU = Sizes(8192, 21, 9, KS, (64, 256, 1024))
 
 
-def benchmark(run: Run, *, quick: bool = False) -> Results:
-    """Forward with and without `ops.prepare`, training, the topk baseline, and growth with each size.
+def benchmark(run: Run, *, quick: bool = False, build: str | None = None) -> Results:
+    """Forward with and without `ops.prepare`, training, and the topk baseline.
 
     Weights are those at initialisation and of a trained F(10), inputs are of four kinds. ``quick`` keeps to k = 10,
-    initial weights, two kinds of input and no growth. Training is the backward pass alone and, on a processor, a whole
-    step of the layer. On a GPU the rates of the card set a floor beside each forward, and memory is measured.
+    initial weights and two kinds of input. Training is the backward pass alone and, on a processor, a whole step of the
+    layer. On a GPU the rates of the card set a floor beside each forward. build: of `ell0.ops.kernel.use`.
     """
     gpu = run.device == "cuda"
     sizes = GPU if gpu else CPU
     rounds = sizes.quick_rounds if quick else sizes.rounds
-    results = run.results("bench-layer")
+    kernel.use(build)
+    results = run.results("bench-layer" if build is None else f"bench-layer-{build}")
     results.versions |= {"triton": import_module("triton").__version__} if gpu else {"kernel": kernel.build()}
     generator = torch.Generator().manual_seed(run.seed)
     name, images, labels = run.images()
@@ -98,11 +92,6 @@ def benchmark(run: Run, *, quick: bool = False) -> Results:
                 _backward(results, x, weight, bias, rounds, generator, what)
             if source == name and (k in (LISTED, COUNTED) if not gpu else (kind, k) == ("initial", LISTED)):
                 _topk(results, x, weight, bias, sizes.chunks, what)
-    if not quick:
-        _growth(results, run, sizes, generator, rounds, rates)
-    if gpu:
-        run.say("peak memory")
-        _memory(results, inputs[name], *weights["initial"])
     return results
 
 
@@ -292,56 +281,8 @@ def _topk(results: Results, x: Tensor, weight: Tensor, bias: Tensor, chunks: Seq
     results.add(**ratio, what="forward", prepared=True, chunk=chunk, **what, **_sizes(x, weight))
 
 
-def _growth(
-    results: Results, run: Run, sizes: Sizes, generator: torch.Generator, rounds: int, rates: Rates | None
-) -> None:
-    batch = sizes.batch
-    shapes = {(each, IN, OUT, 10) for each in sizes.batches} | {(batch, d, OUT, 10) for d in sizes.inputs}
-    shapes |= {(batch, IN, out, 10) for out in sizes.widths} | {(batch, IN, OUT, k) for k in sizes.grown}
-    for batch, d, out, k in sorted(shapes):
-        run.say(f"growth: {batch} samples, {d} -> {out}, k={k}")
-        if rates is None:
-            source, x = "gaussian", torch.randn(batch, d, generator=generator)
-        else:  # like images: 80 % at -1, the rest anywhere in [-1, 1]
-            source, x = "dark80", torch.rand(batch, d, generator=generator) * 2 - 1
-            x = x.where(torch.rand(batch, d, generator=generator) < 0.2, -1.0).to(run.place)
-        weight = ((torch.rand(out, d, generator=generator) * 2 - 1) / d**0.5).to(run.place)
-        bias = torch.zeros(out, device=run.place)
-        check(x, weight, bias, k, generator)
-        timing = _time_forward(x, weight, bias, k, rounds)
-        what = {"what": "growth", "data": source, "weights": "uniform", "k": k, "prepared": True}
-        _add(results, timing, "prepared", x, weight, rates, **what)
-
-
-def _memory(results: Results, x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """Bytes by which a forward, and a training step, of the layer alone raise what is held."""
-
-    def forward(k: int) -> None:
-        with torch.no_grad():
-            ops.truncated_linear(x, weight, bias, k=k)
-
-    def step(k: int) -> None:
-        leaf = weight.detach().requires_grad_()
-        torch.autograd.grad(ops.truncated_linear(x, leaf, bias, k=k).sum(), leaf)
-
-    for part, call in (("forward", forward), ("step", step)):
-        peaks = {k: _peak(partial(call, k), x.device) for k in (0, 10, 100)}
-        for k, peak in peaks.items():
-            results.add(peak, what="memory", part=part, unit="bytes", dense=peaks[0], k=k, n=1, **_sizes(x, weight))
-
-
-def _peak(call: Callable[[], object], device: torch.device) -> int:
-    """Bytes of GPU memory that a call holds at its peak beyond what was held before; it is called twice."""
-    call()  # compiles kernels and makes the workspaces that stay
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
 if __name__ == "__main__":
     parser = options(__file__, __doc__)
     parser.add_argument("--quick", action="store_true", help="only k = 10, initial weights and two kinds of input")
+    parser.add_argument("--build", choices=kernel.builds(), help="build of the kernel on a CPU; default: the fastest")
     sys.exit(main(benchmark, parser))

@@ -102,6 +102,13 @@ def test_training_on_the_bound_certifies(clamped: bool, words: dict[str, Any], p
     assert training.epochs[-1].train_accuracy == pytest.approx(after, abs=0.1)
 
 
+@pytest.mark.parametrize("budget", [0, 1])
+def test_margins_stay_in_the_type_of_x_under_autocast(budget: int) -> None:
+    (x, y), model = data(), nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert certify.margins(model, x, y, budget, quick=True).dtype == torch.float32
+
+
 def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     objective = certify.Objective(5, mix=0.25, ramp=0.5)
     assert [objective.at(epoch, 8).budget for epoch in range(8)] == [0, 2, 3, 5, 5, 5, 5, 5]
@@ -159,6 +166,8 @@ def test_a_model_without_the_bound_is_refused_before_an_epoch_is_spent() -> None
         fit(model, (x, y), TrainConfig(epochs=5), objective=certify.Objective(4))
     with pytest.raises(ValueError, match="quick must be False unless the first layer is a plain Linear"):
         fit(model, (x, y), TrainConfig(epochs=5), objective=certify.Objective(1, quick=True))
+    with pytest.raises(ValueError, match=r"y must be \(40,\), a label for each row of x, got"):
+        certify.margins(model, x, y[:5], 1)
     with pytest.raises(ValueError, match='precision must not be "bf16" with an objective'):
         fit(model, (x, y), TrainConfig(epochs=5, precision="bf16"), objective=certify.Objective(1))
 

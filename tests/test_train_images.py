@@ -117,10 +117,19 @@ def test_images_bend_by_interpolation() -> None:
     one = bent((1, 3 + 12), -1.0, bends)  # the point in the middle comes from the pixel above it
     torch.testing.assert_close(one[..., 4, 4], image[..., 3, 4])
     torch.testing.assert_close(one[..., ::2, [0, 8]], image[..., ::2, [0, 8]])
+    ramp = torch.arange(9.0).expand(1, 1, 9, 9)
+    way = torch.zeros(1, 2, 28)
+    way[:, 0, 3 + 12] = 1.0
+    smooth = bends.moved(ramp, torch.tensor([0]), way)[0, 0, 4] - ramp[0, 0, 4]
+    # Cubic, with torch's -0.75: half way to the point that moves 1, then half way beyond its neighbour.
+    want = torch.tensor([1.0, 0.59375, 0.59375, 0.0, -0.09375, -0.09375])
+    torch.testing.assert_close(smooth[[4, 3, 5, 2, 1, 7]], want)
     drawn = bends.draw(1000, torch.Generator().manual_seed(1))
     assert float(drawn.min()) < -0.99 < 0.99 < float(drawn.max()) < 1
     alone = [bends.moved(points, rows[i : i + 1], drawn[i : i + 1]) for i in range(2)]
     torch.testing.assert_close(bends.moved(points, rows, drawn[:2]), torch.cat(alone))
+    double = bends.moved(points.double(), rows, drawn[:2])
+    torch.testing.assert_close(double.float(), bends.moved(points, rows, drawn[:2]), atol=1e-5, rtol=0)
     line = torch.ones(1, 1, 1, 1)
     assert torch.equal(bends.moved(line, torch.tensor([0]), drawn[:1]), line)
 

@@ -124,13 +124,15 @@ def margins(
         ball: its unit, box and mutable count, not its budget; None: features, any value.
         quick: a somewhat lower bound at little more than the price of the layer, if that is a plain Linear.
     """
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"y must be ({len(x)},), a label for each row of x, got {describe(y)}")
     network = Network.read(model, x, training=True)
     reach, first = Reachable.of(x, replace(ball or ANY_VALUE, budget=budget), network.rising), network.first
     first.check(reach, budget)
     passed = intervals(network.head, (first.quick_interval if quick else first.trainable_interval)(reach, budget))
     classes = passed[-1][0].shape[1]
     if classes <= PAIRED:
-        return pairs_over_intervals(network.head, passed, y)
+        return pairs_over_intervals(network.head, passed, y, x.dtype)
     return over_intervals(network.head, passed, margin_goals(y, classes).to(x.dtype)).squeeze(1)
 
 

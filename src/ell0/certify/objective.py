@@ -50,7 +50,7 @@ class Objective:
 
     @property
     def bf16(self) -> bool:
-        """The exact bound takes differences of sums, of which bf16 leaves nothing."""
+        """Whether it may be trained in bf16. The exact bound takes differences of sums, of which bf16 leaves little."""
         return self.quick
 
     def at(self, epoch: int, epochs: int) -> Objective:

@@ -85,19 +85,21 @@ def over_intervals(head: Sequence[LaterLayer], passed: Sequence[Interval], goals
     return _over_box(slopes, passed[place]) + constants.unsqueeze(1)
 
 
-def pairs_over_intervals(head: Sequence[LaterLayer], passed: Sequence[Interval], y: Tensor) -> Tensor:
+def pairs_over_intervals(
+    head: Sequence[LaterLayer], passed: Sequence[Interval], y: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Below ``logit_y - logit_c`` for each class c by intervals: ``(n, c)``; passed: ``(n, h)`` each.
 
-    As `over_intervals` for `margin_goals`, of whose slopes each row would have its own: here all pairs of classes have
-    theirs once, and one product takes all rows through all pairs.
+    `over_intervals` makes slopes for each row. Here they are made once for each pair of classes, and one product
+    applies them to all rows.
     """
     classes = passed[-1][0].shape[1]
-    goals = margin_goals(torch.arange(classes, device=y.device), classes).to(passed[0][0].dtype)
+    goals = margin_goals(torch.arange(classes, device=y.device), classes).to(dtype)
     slopes, constants, place = backward(head, passed, goals, relax=False)
     low, high = passed[place]
     pairs = F.linear(low, slopes.clamp(min=0).flatten(0, 1)) + F.linear(high, slopes.clamp(max=0).flatten(0, 1))
     found: Tensor = pairs.unflatten(1, (classes, classes)) + constants
-    return found[torch.arange(len(y), device=y.device), y]
+    return found[torch.arange(len(found), device=y.device), y]
 
 
 def _over_box(slopes: Tensor, box: Interval) -> Tensor:

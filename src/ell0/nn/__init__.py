@@ -1,4 +1,4 @@
-"""Layers whose sums drop or clip their extreme terms, and the surgery that puts one into any model."""
+"""Layers whose sums drop their extreme terms, and the surgery that puts one into any model."""
 
 from .folded import folded
 from .layers import InputClamp, InputScale, InputTruncation, TruncatedLinear, prepared

@@ -1,4 +1,4 @@
-"""Layers whose sums drop or clip extreme terms, and layers that change the input of a network."""
+"""Layers whose sums drop extreme terms, and layers that change the input of a network."""
 
 import math
 import threading

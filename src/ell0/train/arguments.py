@@ -55,7 +55,8 @@ class TrainingArguments:
         if attack is not None and config.refresh >= config.epochs:
             raise ValueError(f"refresh must be < epochs={config.epochs} for an attack to run, got {config.refresh}")
         if self.objective is not None and config.precision == "bf16" and not getattr(self.objective, "bf16", False):
-            raise ValueError('precision must not be "bf16" with an objective, which computes as it is written')
+            rule = 'precision must not be "bf16" with an objective that needs exact sums'
+            raise ValueError(f"{rule}, got {self.objective}")
         return devices.pop()
 
     def check_together(self) -> None:

@@ -35,13 +35,13 @@ class TrainConfig:
         with 0 and mirrors half of them. ``"crop-flip-once"`` does it once, before the first epoch, and fills with black
         (-1), so the attack gets the moved images. ``"crop-flip-reflect"`` is ``"crop-flip"`` with the image mirrored at
         its outermost pixels in place of 0. ``"shift"`` moves each image of a step by up to 1 pixel and fills with the
-        nearest pixel. ``"bend"`` turns, zooms, shifts and bends each image of a step, by interpolation: for digits and
-        the like. ``"warp-colour"`` turns, zooms and shifts each image of a step, mirrors half of them and
+        nearest pixel. ``"bend"`` turns, zooms, slants, shifts and bends each image of a step, by interpolation: for
+        digits and the like. ``"warp-colour"`` turns, zooms and shifts each image of a step, mirrors half of them and
         changes brightness, contrast and saturation.
     seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
         initialises the weights.
     precision: ``"tf32"``: dense products on a GPU, in steps, attacks and validation; ``"bf16"``: the forward pass of
-        steps (autocast), while weights, attacks and validation stay in float32.
+        steps (autocast), with an objective that says it may, while weights, attacks and validation stay in float32.
     attack_precision: precision of the attack. Default: float32, or TF32 if ``precision`` says so. ``"bf16"`` rounds
         margins, so X' may hold points that break only the rounded network.
     graph: replay whole batches from a CUDA graph, if the model is on a GPU and there is one rank.

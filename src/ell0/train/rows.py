@@ -192,11 +192,11 @@ class Warps:
 
 @dataclass(frozen=True)
 class Bends:
-    """Turns, zooms, slants, shifts and bends an image a little, by interpolation; at its edges it goes on as it ends.
+    """Turns, zooms, slants, shifts and bends images by interpolation; beyond its edges an image has its nearest pixel.
 
     turn: in degrees, either way; of each axis by itself.  zoom: either way, as a share; of each axis by itself.
-    reach: pixels of a shift in both directions.  bend: how many pixels each of 5 x 5 points, spread evenly over the
-    image, moves besides in both directions; the pixels between them follow smoothly.
+    reach: pixels of a shift in both directions.  bend: by up to how many pixels each of 5 x 5 points, spread evenly
+    over the image, moves besides in both directions; the pixels between them follow smoothly.
     """
 
     turn: float
@@ -212,17 +212,18 @@ class Bends:
     def moved(self, points: Tensor, rows: Tensor, ways: Tensor) -> Tensor:
         """The images ``rows`` (m,) of points ``(n, channels, height, width)``, bent as drawn, ``(m, 2, 28)``."""
         height, width = points.shape[2:]
-        middle = torch.tensor([width - 1, height - 1], device=points.device) / 2
         y, x = (torch.arange(length, device=points.device) - (length - 1) / 2 for length in (height, width))
+        x, y = torch.meshgrid(x, y, indexing="xy")
         turn, zoom, shift = ways[..., :3].view(-1, 1, 1, 2, 3).unbind(-1)
         angle, scale = math.radians(self.turn) * turn, (1 + self.zoom) ** zoom
         along, across = scale * angle.cos(), scale * angle.sin()
+        field = F.interpolate(ways[..., 3:].unflatten(2, (5, 5)), (height, width), mode="bicubic", align_corners=True)
         # Where each pixel comes from, in pixels from the middle: x, then y.
-        at = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
-        turned = at.flip(-1) * torch.tensor([-1.0, 1.0], device=points.device)
-        bent = F.interpolate(ways[..., 3:].unflatten(2, (5, 5)), (height, width), mode="bicubic", align_corners=True)
-        at = along * at + across * turned + self.reach * shift + self.bend * bent.permute(0, 2, 3, 1)
-        return F.grid_sample(points[rows], at / middle.clamp(min=0.5), padding_mode="border", align_corners=True)
+        at = along * torch.stack((x, y), -1) + across * torch.stack((-y, x), -1)
+        at = at + self.reach * shift + self.bend * field.permute(0, 2, 3, 1)
+        ends = [max((length - 1) / 2, 0.5) for length in (width, height)]
+        grid = torch.stack([each / end for each, end in zip(at.unbind(-1), ends, strict=True)], -1)
+        return F.grid_sample(points[rows], grid.to(points.dtype), padding_mode="border", align_corners=True)
 
 
 def _reflected(places: Tensor, length: int) -> Tensor:

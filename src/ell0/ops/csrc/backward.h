@@ -154,7 +154,7 @@ template <class T> struct Prefix {
             part[t] = V<T>{};
         }
     }
-    // Does the order of the terms not matter? A zero that ties with a cut has no share if its x is 0.
+    // Whether terms may be added in any order. A zero that ties with a cut has no share if its x is 0.
     bool easy(const Batch<T>& batch, int64_t g, const Sieve<T>& sieve) const {
         const bool no_share = !batch.special[g] && sieve.at_zero && least * batch.least[g] >= Lanes<T>::LEAST;
         return finite && batch.special[g] < 2 && (sieve.simple || no_share);
@@ -212,7 +212,8 @@ void weight_gradient(const T* grad, const T* x, const T* weight, const int32_t* 
                      const T* cuts, const int32_t* ties, const T* limits, int64_t n, int64_t rows, int64_t d,
                      T* grad_weight, int threads) {
     constexpr int L = LANES<T>;
-    constexpr int TILE = 8, TOGETHER = 4;  // rows that share a pass over the panels, groups that share one over a row
+    constexpr int TILE = 8;      // rows that share a pass over the panels
+    constexpr int TOGETHER = 4;  // groups that share a pass over a row
     Batch<T> batch(x, limits, n, d, threads);
     Turned<T> turned(grad, n, rows, threads);
     const T* grads = turned.data.data;

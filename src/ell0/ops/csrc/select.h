@@ -161,7 +161,7 @@ template <class T> struct Pool {
 template <class T> struct Tray {
     Buffer<int16_t> keys, weights;
     Buffer<Key> some;
-    Buffer<int32_t> place, again;  // of some, and of some of these
+    Buffer<int32_t> place, again;  // where some came from: in keys, and in what an earlier call left of them
     Buffer<V<T>> terms;
 
     void resize(int64_t most) {
