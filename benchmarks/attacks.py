@@ -16,19 +16,18 @@ import runpy
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ell0 import data
+from ell0.adapters.judging import borrowed_draws
 from ell0.attacks import ATTACKS, AttackResult, declared
 from ell0.common import check_count
 from ell0.evaluation import cascade
@@ -177,9 +176,6 @@ def compare(
     what = {"data": name, "network": "F(10)", "epochs": epochs, "n": len(x)}
     compared = Comparison(run, results, network, x, y, what)
     compared.add(compared.accuracy(x), what="clean")
-    with torch.no_grad():
-        forward = timed({"forward": partial(network, x)}, 5).median("forward")
-    results.add(forward, what="forward", unit="seconds", batch=len(x), **what)
     for beta in (1.0, 100.0):
         ball = L0Ball(budget, low=-beta, high=beta)
         price = _each(compared, ball, queries)
@@ -259,19 +255,6 @@ def at_equal_price(compared: Comparison, ball: L0Ball, price: float) -> None:
         compared.add_standing(result, what="equal price", **box, **paid, **settings)
 
 
-@contextmanager
-def _global_seed(seed: int) -> Iterator[None]:
-    """Seeds torch and numpy for peers, which draw from the global generators, and restores these."""
-    state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
-
-
 def _against_authors(compared: Comparison, ball: L0Ball, queries: int, rs_attack: Any) -> None:
     """Our `sparse_rs` and the authors' on the network and on a model that costs nothing."""
     name, x, y, seed = "sparse_rs of the authors", compared.x, compared.y, compared.run.seed
@@ -288,7 +271,7 @@ def _against_authors(compared: Comparison, ball: L0Ball, queries: int, rs_attack
             verbose=False, device="cpu", log_path=None,
         )  # fmt: skip
         start = time.perf_counter()
-        with _global_seed(seed):
+        with borrowed_draws(seed):
             _, points = attack.perturb((square + 1) / 2, y)
         return 2 * points - 1, time.perf_counter() - start
 
@@ -341,7 +324,7 @@ def against_foolbox(compared: Comparison) -> None:
         fmodel = foolbox.PyTorchModel(watch, bounds=(-1, 1), device="cpu")
         call = getattr(foolbox.attacks, attack)(**settings)
         start = time.perf_counter()
-        with _global_seed(compared.run.seed):
+        with borrowed_draws(compared.run.seed):
             points = [call.run(fmodel, x, foolbox.criteria.Misclassification(y)) for _ in range(times)]
         price = watch.price(time.perf_counter() - start, len(x))
         return _distances(points, compared.network, x, y, ball), price

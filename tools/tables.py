@@ -294,15 +294,12 @@ def votes_search(files: Files) -> MarkdownTable:
             lines.append([words, network, f"{row['trained_for']}", epochs, *cells, radius])
             n = [f"n = {row.n:,}"]
     head = ["CIFAR-10, validation", "network", "trained for", "epochs", "clean", *(f"{m} changed" for m in budgets)]
-    if not lines:
-        lines = [["every candidate", MISSING, *[NONE] * (len(head) - 1)]]
-    return MarkdownTable([*head, "median radius"], lines, "; ".join(["pixels of any value", *n, *waiting(lines)]))
+    return MarkdownTable([*head, "median radius"], lines, "; ".join(["pixels of any value", *n]))
 
 
 def votes_in_part(files: Files) -> MarkdownTable:
     """Votes with bounds inside their parts, between a plain vote and the bound of one network."""
-    budgets, lines = (0, 1, 4, 8, 10, 13, 16), []
-    found = files["votes-in-part"] if files.has("votes-in-part") else Results("votes-in-part", "")
+    budgets, lines, found = (0, 1, 4, 8, 10, 13, 16), [], files["votes-in-part"]
     for row in found.select(what="certified_radius"):
         which = {"classifier": row["classifier"], "parts": row.get("parts"), "inside": row.get("inside")}
         shares = [found.find(what="certified_accuracy", **which, budget=m) for m in budgets]
@@ -311,8 +308,7 @@ def votes_in_part(files: Files) -> MarkdownTable:
         lines.append([words, *(f"{100 * share.value:.1f} %" for share in shares), f"{row.value:g}"])
     notes = [f"{row['images']:,} training images, {row['epochs']} epochs; n = {row.n:,}" for row in found.rows[:1]]
     head = ["MNIST, validation", "clean", *(f"{m} changed" for m in budgets[1:]), "median radius"]
-    lines = lines or [["every candidate", MISSING, *[NONE] * (len(head) - 2)]]
-    return MarkdownTable(head, lines, "; ".join([*notes, *waiting(lines)]))
+    return MarkdownTable(head, lines, "; ".join(notes))
 
 
 def theory(files: Files) -> MarkdownTable:
@@ -428,7 +424,7 @@ def mnist_baselines(*budgets: int) -> Make:
 
 
 def certified(
-    head: str, sources: Mapping[str, tuple[File, Entries]], budgets: Sequence[int], rivals: str = "", whole: bool = True
+    head: str, sources: Mapping[str, tuple[str, Entries]], budgets: Sequence[int], rivals: str = "", whole: bool = True
 ) -> Make:
     """Certified accuracy at any value, ours and the rivals': means over classifiers; last the published medians.
 
@@ -437,9 +433,8 @@ def certified(
 
     def make(files: Files) -> MarkdownTable:
         lines, most = [], 0
-        for words, (several, which) in sources.items():
-            names = [name for name in ([several] if isinstance(several, str) else several) if files.has(name)]
-            rows = [row for name in names[:1] for row in files[name].rows]
+        for words, (name, which) in sources.items():
+            rows = files[name].rows if files.has(name) else []
             rows = [row for row in rows if row.get("classifier") in which["classifiers"]]
             radii = [row for row in rows if row.what == "certified_radius" and by(row, which)]
             if not radii:
@@ -757,15 +752,17 @@ TEXT = [
 ]
 """Numbers of the paper's text."""
 
-VOTES: Rows = {
+VOTES: dict[str, tuple[str, Entries]] = {
     f"vote of {parts} parts, for {m} changed": (
-        (f"cifar-votes-{size}", "cifar-votes"),
+        f"cifar-votes-{size}",
         of(classifiers=[f"votes for {m}, seed {seed}" for seed in range(3)]),
     )
     for size, parts, m in (("small", 16, 4), ("middle", 64, 12), ("large", 128, 20))
 }
-BOUNDS: Rows = {f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)}
-RIVALS: Rows = {
+BOUNDS: dict[str, tuple[str, Entries]] = {
+    f"bound for {m} changed": ("cifar-certified", of(classifiers=[f"F(0) for {m}"])) for m in (2, 8)
+}
+RIVALS: dict[str, tuple[str, Entries]] = {
     words: ("cifar-rivals", of(classifiers=[name], method=rule))
     for words, name, rule in (
         ("partition into 115 (FPA)", "partition(115)", None),
