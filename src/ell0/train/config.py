@@ -41,7 +41,8 @@ class TrainConfig:
     seed: determines the order of rows, the augmentation, the draws of the attack and of the model (dropout). The caller
         initialises the weights.
     precision: ``"tf32"``: dense products on a GPU, in steps, attacks and validation; ``"bf16"``: the forward pass of
-        steps (autocast), with an objective that says it may, while weights, attacks and validation stay in float32.
+        steps (autocast), with an objective only if its ``bf16`` is true, while weights, attacks and validation stay in
+        float32.
     attack_precision: precision of the attack. Default: float32, or TF32 if ``precision`` says so. ``"bf16"`` rounds
         margins, so X' may hold points that break only the rounded network.
     graph: replay whole batches from a CUDA graph, if the model is on a GPU and there is one rank.
