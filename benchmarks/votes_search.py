@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ell0 import data
 from ell0.certify import Partition, PartVote, Rule, VoteObjective, rows, rules
 from ell0.common import check_count
-from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.precision import dense_products
+from ell0.recipe.models import PART_NETWORKS
 from ell0.results import Measurement, Results
 from ell0.train import TrainConfig, fit
 from ell0.train.config import Augment
@@ -32,7 +32,6 @@ from measure import Run, add_counts, main, options
 DATA = "cifar10"
 BUDGETS = (0, 1, 2, 4, 8, 10, 13, 16, 20)
 TAUS = (0.125, 0.25, 0.5, 1.0, 2.0)
-NETWORKS = {"mlp": PartMLP, "cnn": PartCNN, "transformer": PartTransformer}
 TRAINING = TrainConfig(
     batch=512, rates=(0.0015,), schedule="cosine", warm_up=0.05, optimizer="adamw", weight_decay=0.05, ema=0.998,
     precision="bf16",
@@ -43,21 +42,18 @@ MOST = 64  # changes that are looked at
 
 @dataclass(frozen=True)
 class Grid:
-    """Sub-grids of blocks of pixels, whose row p moves to the left by p * shear.  drawn: of pixels drawn at random."""
+    """Sub-grids of blocks of pixels, whose row p moves to the left by p * shear."""
 
     strides: tuple[int, int]
     block: tuple[int, int] = (1, 1)
     shear: int = 0
-    drawn: bool = False
 
     def partition(self, shape: Sequence[int]) -> Partition:
         _, height, width = shape
         (a, b), (h, w) = self.strides, self.block
         row, column = torch.arange(height).view(-1, 1) // h, torch.arange(width) // w
         owner = (row % a * b + (column + self.shear * (row // a)) % b).flatten()
-        if self.drawn:
-            owner = owner[torch.randperm(len(owner), generator=torch.Generator().manual_seed(0))]
-        # All pixels of a part, row by row: a picture, if nothing was drawn.
+        # All pixels of a part, row by row: a picture.
         return Partition(tuple(shape), owner.argsort(stable=True).view(a * b, height // a, width // b))
 
 
@@ -233,7 +229,7 @@ def built(
 ) -> tuple[PartVote | Families, list[Tensor]]:
     """The votes of a candidate, and which part of each family holds each pixel."""
     torch.manual_seed(run.seed)
-    partitions, make = [grid.partition(shape) for grid in candidate.grids], NETWORKS[candidate.network]
+    partitions, make = [grid.partition(shape) for grid in candidate.grids], PART_NETWORKS[candidate.network]
     networks = [make(each.part_shape, each.parts, classes=classes, **candidate.size) for each in partitions]
     pairs = zip(networks, partitions, strict=True)
     votes = [PartVote(network, each, mirrored=candidate.mirrored) for network, each in pairs]

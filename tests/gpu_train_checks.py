@@ -245,7 +245,7 @@ def check_part_networks() -> None:
         PartTransformer: {"width": 32, "depth": 2, "dropout": 0.0},
     }
     config = replace(CONFIG, epochs=4, rates=(0.003,), optimizer="adamw", weight_decay=0.05, ema=0.9)
-    objective = certify.VoteObjective(5, budget_ramp=(0.1, 0.9))
+    objective = certify.VoteObjective(5)
     for kind, settings in kinds.items():
         networks = []
         for graph in (False, True):

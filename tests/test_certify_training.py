@@ -86,7 +86,11 @@ def test_margins_have_gradients(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("clamped", "words", "precision"),
-    [(False, {"mix": 0.7}, "fp32"), (True, {}, "fp32"), *((True, {"quick": True}, of) for of in ("fp32", "bf16"))],
+    [
+        (False, {"mix": 0.7, "power": 0.5}, "fp32"),
+        (True, {}, "fp32"),
+        *((True, {"quick": True}, of) for of in ("fp32", "bf16")),
+    ],
     ids=str,
 )
 def test_training_on_the_bound_certifies(clamped: bool, words: dict[str, Any], precision: Precision) -> None:
@@ -121,6 +125,11 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     torch.testing.assert_close(worst, cross_entropy(scores, y))
     mixed = certify.Objective(2, mix=0.25, ramp=0).at(0, 1)(model, x, y)[1]
     torch.testing.assert_close(mixed, 0.75 * cross_entropy(model(x), y) + 0.25 * worst)
+    for power in (0.3, 1.0):
+        bounded = certify.Objective(2, mix=0.25, ramp=0, power=power).at(0, 1)(model, x, y)[1]
+        share = scores.softmax(1)[torch.arange(len(y)), y]
+        worst = (1 - share**power).mean() / power
+        torch.testing.assert_close(bounded, 0.75 * cross_entropy(model(x), y) + 0.25 * worst)
     plain, images = nn.Sequential(InputClamp(-1, 1), nn.Flatten(), nn.Linear(12, 3)), x.view(-1, 3, 2, 2)
     found = {}
     for unit, quick in product(get_args(Unit), (False, True)):
@@ -138,7 +147,7 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(unit: Any) -> None:
     trimmed = nn.Sequential(nn.Flatten(), TruncatedLinear(48, 8, 9), nn.ReLU(), nn.Linear(8, 4))
     for model, quick in ((flat, False), (flat, True), (trimmed, False)):
         with Watch() as watch:
-            certify.Objective(2, ramp=0, unit=unit, quick=quick).at(0, 1)(model, x, y)[1].backward()
+            certify.Objective(2, ramp=0, unit=unit, quick=quick, power=0.5).at(0, 1)(model, x, y)[1].backward()
         assert not watch.seen
     with Watch() as watch:
         bool(torch.tensor(1.0) > x[0, 0, 0, 0])
@@ -151,6 +160,7 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(unit: Any) -> None:
         ({"budget": -1}, "budget must be an int >= 0, got -1"),
         ({"budget": 2, "mix": 0.0}, r"mix must lie in \(0, 1\], got 0.0"),
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
+        ({"budget": 2, "power": 1.1}, r"power must lie in \[0, 1\], got 1.1"),
         ({"budget": 2, "unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
         ({"budget": 2, "quick": 1}, "quick must be True or False, got 1"),
     ],

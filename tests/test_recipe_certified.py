@@ -133,7 +133,7 @@ def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
     [
         (TRAINED.replace('classifiers = ["F(2)", "F(3) certified"]\n', ""), "F(0): certified accuracy"),
         (TRAINED.replace("budgets = [1, 2]", "budgets = [1, 4]", 1), "no certificate exists"),
-        (TRAINED.replace("ramp = 0.5", "ramp = 1.5"), "certified: ramp must lie in [0, 1], got 1.5"),
+        (TRAINED.replace("ramp = 0.5", "power = 1.5"), "certified: power must lie in [0, 1], got 1.5"),
         (TRAINED.replace('method = "ibp"', 'method = "ipb"'), "did you mean 'ibp'"),
     ],
 )

@@ -52,7 +52,6 @@ mix = 0.5
 votes = "tanh"
 tau = 2.0
 smoothing = 0.2
-budget_ramp = [0.0, 0.5]
 [[classifier]]
 name = "dealt"
 [classifier.model]
@@ -111,7 +110,7 @@ def test_the_keys_of_a_recipe_are_those_of_the_classes(ran: Path) -> None:
     assert torch.equal(dealt.partition.index, Partition.dealt((1, 4, 4), 5).index)
     assert (dealt.rule, dealt.tau, dealt.mirrored, type(dealt.network)) == ("plurality", 0.5, False, PartMLP)
     first, second = recipe.load(ran / "recipe.toml").classifiers
-    assert first.objective == VoteObjective(3, 0.5, "tanh", 2.0, smoothing=0.2, budget_ramp=(0.0, 0.5))
+    assert first.objective == VoteObjective(3, 0.5, "tanh", 2.0, smoothing=0.2)
     assert second.objective is None  # the parts learn by themselves
     assert (first.training.optimizer, first.training.ema) == ("adamw", 0.9)
 

@@ -22,8 +22,6 @@ from ell0.train import TrainConfig, fit
 from ell0.train import checkpoint as checkpoints
 from small_training import Killed, run, same
 
-FIXED: dict[str, Any] = {"mix_ramp": (0.0, 0.0), "budget_ramp": (0.0, 0.0)}
-
 
 class Said(nn.Module):
     """Parts that say what is written in the input, ``(n, parts, classes)``."""
@@ -37,7 +35,7 @@ def prefers(votes: TrainedVotes, logits: list[float], y: int, c: int, tau: float
         odds = [math.exp(each / tau) for each in logits]
         return (odds[y] - odds[c]) / sum(odds)
     ahead = (logits[y] - logits[c]) / tau
-    return math.tanh(ahead) if votes == "tanh" else max(-1.0, min(1.0, ahead))
+    return math.tanh(ahead)
 
 
 @few
@@ -54,9 +52,9 @@ def test_the_loss_is_the_definition(parts: int, classes: int, n: int, votes: Tra
     said = 2 * torch.randn(n, parts, classes, generator=g, dtype=torch.float64)
     y = torch.randint(classes, (n,), generator=g)
     budget = seed % math.ceil(parts / 2)
-    objective = certify.VoteObjective(budget, 0.3, votes, 0.7, None if seed % 2 else 0.9, 0.2, **FIXED)
+    objective = certify.VoteObjective(budget, 0.3, votes, 0.7, 0.2)
     scores, loss = objective(Said(), said, y)
-    alpha, alone, bound = (16 / parts if seed % 2 else 0.9), list[float](), list[float]()
+    alone, bound = list[float](), list[float]()
     for row, label in zip(said.tolist(), y.tolist(), strict=True):
         for logits in row:
             log_odds = [each - math.log(sum(map(math.exp, logits))) for each in logits]
@@ -66,7 +64,7 @@ def test_the_loss_is_the_definition(parts: int, classes: int, n: int, votes: Tra
             d = [prefers(votes, logits, label, c, 0.7) for logits in row]
             turned = combinations(range(parts), budget)
             worst = min(sum(-1.0 if t in some else d[t] for t in range(parts)) for some in turned)
-            z.append(0.0 if c == label else -alpha * worst)
+            z.append(0.0 if c == label else -16 / parts * worst)
         assert scores[len(bound)].tolist() == pytest.approx(z, abs=1e-9)
         bound.append(math.log(sum(map(math.exp, z))))
     assert float(loss) == pytest.approx(0.7 * sum(alone) / len(alone) + 0.3 * sum(bound) / n, abs=1e-9)
@@ -79,7 +77,7 @@ def test_gradients(votes: TrainedVotes) -> None:
     """Right in float64; finite for huge logits, where votes saturate, and from bf16."""
     g, y = torch.Generator().manual_seed(0), torch.tensor([0, 2])
     said = torch.randn(2, 7, 3, generator=g, dtype=torch.float64).requires_grad_()
-    objective = certify.VoteObjective(2, 0.6, votes, **FIXED)
+    objective = certify.VoteObjective(2, 0.6, votes)
     assert torch.autograd.gradcheck(lambda each: objective(Said(), each, y)[1], said)
     for scale, dtype in ((1e4, torch.float32), (1.0, torch.bfloat16)):
         leaf = (said.detach() * scale).to(dtype).requires_grad_()
@@ -116,14 +114,14 @@ def test_a_step_may_look_at_some_of_the_parts(kind: type[nn.Module]) -> None:
     for model in (votes, certify.PartVote(votes.network, votes.partition, mirrored=True).eval()):
         want = model.part_logits(x).gather(1, chosen.unsqueeze(2).expand(-1, -1, 3))
         torch.testing.assert_close(model.part_logits(x, chosen), want)
-    whole = certify.VoteObjective(3, **FIXED)
+    whole = certify.VoteObjective(3)
     torch.testing.assert_close(replace(whole, seen=8)(votes, x, y), whole(votes, x, y))
     with pytest.raises(ValueError, match="seen must be at most the number of parts, got seen=9 with 8 parts"):
         replace(whole, seen=9)(votes, x, y)
     with pytest.raises(ValueError, match="seen must be None for a model that does not say how many parts it has"):
         replace(whole, seen=2)(Said(), torch.zeros(12, 8, 3), y)
     with pytest.raises(ValueError, match="budget must be below half of the parts, got budget=4 with 8 parts"):
-        certify.VoteObjective(4, seen=3, **FIXED)(votes, x, y)
+        certify.VoteObjective(4, seen=3)(votes, x, y)
     some = replace(whole, seen=4)
     losses = torch.stack([some(votes, x, y)[1] for _ in range(200)])
     assert len(losses.unique()) > 100
@@ -140,7 +138,7 @@ def test_parts_that_say_the_same_have_one_loss_however_many_are_seen(seen: int) 
     said = torch.tensor([2.0, 0.0, -1.0])
     votes.part_logits = lambda x, chosen=None: said.expand(len(x), 8 if chosen is None else chosen.shape[1], 3)  # type: ignore
     for budget in (0, 1, 3):
-        whole = certify.VoteObjective(budget, **FIXED)
+        whole = certify.VoteObjective(budget)
         torch.testing.assert_close(replace(whole, seen=seen)(votes, x, y), whole(votes, x, y))
 
 
@@ -168,8 +166,6 @@ def test_mix_and_budget_rise() -> None:
     assert len(set(losses)) <= 16 + 20 + 1  # each is captured anew
     assert len(set(losses[50:])) == 1
     assert objective.at(0, 1) == losses[-1]
-    at_once = certify.VoteObjective(3, budget_ramp=(0.5, 0.5), mix_ramp=(0.0, 0.0))
-    assert [(at_once.at(e, 5).budget, at_once.at(e, 5).mix) for e in range(5)] == [(0, 0.8)] * 2 + [(3, 0.8)] * 3
 
 
 def squares(n: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -205,7 +201,7 @@ def test_a_killed_training_of_votes_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(checkpoints, "_SHARE", math.inf)
     about: dict[str, Any] = {"data": squares(), "validation": squares(9, seed=1), "config": CONFIG, "attack": None}
-    about["objective"] = certify.VoteObjective(2, budget_ramp=(0.1, 0.9), seen=5)
+    about["objective"] = certify.VoteObjective(2, seen=5)
     whole = run(None, voting(kind), **about)
     for stop in (1, 4):
         with pytest.raises(Killed):
@@ -221,7 +217,7 @@ def test_training_on_the_bound_proves_more() -> None:
         model, (x, y) = voting(), squares(96)
         fit(model, (x, y), config, objective=certify.VoteObjective(3, mix))
         with torch.no_grad():
-            scores, _ = certify.VoteObjective(3, **FIXED)(model.eval(), x, y)
+            scores, _ = certify.VoteObjective(3)(model.eval(), x, y)
         proven.append((scores.argmax(1) == y).float().mean().item())
     assert proven[1] > proven[0] + 0.1, proven
 
@@ -229,7 +225,7 @@ def test_training_on_the_bound_proves_more() -> None:
 @pytest.mark.parametrize("votes", get_args(TrainedVotes))
 def test_a_step_asks_the_host_for_nothing(votes: TrainedVotes) -> None:
     model, (x, y) = voting(), squares(4)
-    objective = certify.VoteObjective(2, votes=votes, **FIXED)
+    objective = certify.VoteObjective(2, votes=votes)
     with Watch() as watch, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         objective(model, x, y)[1].backward()
     assert not watch.seen
@@ -241,11 +237,8 @@ def test_a_step_asks_the_host_for_nothing(votes: TrainedVotes) -> None:
         ({"budget": -1}, "budget must be an int >= 0, got -1"),
         ({"mix": 1.1}, r"mix must lie in \[0, 1\], got 1.1"),
         ({"smoothing": 1}, r"smoothing must lie in \[0, 1\), got 1"),
-        ({"votes": "hard"}, 'votes must be "softmax", "tanh" or "clip", got \'hard\''),
+        ({"votes": "hard"}, 'votes must be "softmax" or "tanh", got \'hard\''),
         ({"tau": 0.0}, "tau must be a finite number > 0, got 0.0"),
-        ({"alpha": -1.0}, "alpha must be a finite number > 0, got -1.0"),
-        ({"mix_ramp": (0.5, 0.4)}, r"mix_ramp must be two shares .* got \(0.5, 0.4\)"),
-        ({"budget_ramp": (0.5,)}, r"budget_ramp must be two shares .* got \(0.5,\)"),
     ],
 )
 def test_an_objective_complains(words: dict[str, Any], message: str) -> None:

@@ -1,4 +1,8 @@
-"""Training on the bound: the loss of each epoch."""
+"""Training on the bound: the loss of each epoch.
+
+[Zhang18] Z. Zhang, M. Sabuncu, "Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels",
+2018.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ class Objective:
 
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
 
+    With ``power`` > 0 the second cross-entropy, -log p, becomes (1 - p^power) / power [Zhang18], which is bounded: it
+    gives up the rows whose bound will not hold, and proves more of the others. That pays where the budget is too large
+    for many rows; where it holds for nearly all, the cross-entropy proves as much.
+
     A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
     the first ``ramp`` of the epochs.
 
@@ -30,6 +38,7 @@ class Objective:
         unit: what counts as a change, as for `L0Ball`.
         quick: use the quick bound of `margins`, which may be trained in bf16; the certificate afterwards is the exact
             one.
+        power: in [0, 1]; 0 is the cross-entropy.
     """
 
     budget: int
@@ -37,6 +46,7 @@ class Objective:
     ramp: float = 0.4
     unit: Unit = "feature"
     quick: bool = False
+    power: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_count("budget", self.budget, least=0))
@@ -44,6 +54,8 @@ class Objective:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
+        if not 0 <= self.power <= 1:
+            raise ValueError(f"power must lie in [0, 1], got {self.power!r}")
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
         replace(ANY_VALUE, unit=self.unit)  # raises if there is no such unit
@@ -67,7 +79,10 @@ class Objective:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar."""
         scores = -margins(model, x, y, self.budget, replace(ANY_VALUE, unit=self.unit), quick=self.quick)
-        loss = F.cross_entropy(scores, y)
+        loss = self._bounded(scores, y) if self.power else F.cross_entropy(scores, y)
         if self.mix < 1:
             loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
         return scores, loss
+
+    def _bounded(self, scores: Tensor, y: Tensor) -> Tensor:
+        return -torch.expm1(-self.power * F.cross_entropy(scores, y, reduction="none")).mean() / self.power

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ..common import check_count
 
-Ramp = tuple[float, float]
-TrainedVotes = Literal["softmax", "tanh", "clip"]
+TrainedVotes = Literal["softmax", "tanh"]
+_MIX_RISES, _BUDGET_RISES = (0.1, 0.4), (0.1, 0.5)  # shares of the epochs at which they begin and end to rise
 _STEPS = 16  # in which the weight of the bound rises: each weight is a loss of its own, which a graph is captured for
 
 
@@ -23,24 +23,23 @@ class VoteObjective:
     """An objective of `ell0.train.fit`: every part learns the label, and the vote its bound at ``budget`` changes.
 
         (1 - mix) * mean over parts t of cross_entropy(l_t, y) + mix * cross_entropy(z, y)
-        z_y = 0,  z_c = -alpha * (sum_t d_t(y, c) - sum of the budget largest 1 + d_t(y, c))
+        z_y = 0,  z_c = -16 / T * (sum_t d_t(y, c) - sum of the budget largest 1 + d_t(y, c))
 
-    with the logits l_t of part t. The bracket is the least by which y beats c if ``budget`` parts may say anything: a
+    with the logits l_t of T parts. The bracket is the least by which y beats c if ``budget`` parts may say anything: a
     changed part moves d_t to -1 at worst. A part prefers y to c by
 
         softmax:  p_t[y] - p_t[c],  p_t = softmax(l_t / tau)     (plurality)
         tanh:     tanh((l_t[y] - l_t[c]) / tau)                  (the duel, with a gradient everywhere)
-        clip:     clip((l_t[y] - l_t[c]) / tau, -1, 1)           (the duel)
 
-    A part that has learnt nothing yet has no vote worth defending: budget and mix rise from 0.
+    A part that has learnt nothing yet has no vote worth defending: from a tenth of the epochs on, the mix rises from 0
+    until two fifths, and the budget until half of them.
 
     Args:
         budget: parts that may be changed in the end, below half of the parts.
         mix: weight of the bound's loss in the end, in [0, 1].
         votes: how a part prefers one class to another; the certificate may use another rule.
-        tau: > 0.  alpha: > 0. Default: 16 over the number of parts.
+        tau: > 0.
         smoothing: of the labels, in [0, 1), for single parts.
-        mix_ramp, budget_ramp: shares of the epochs at which mix and budget begin and end to rise.
         seen: parts of each row that a step looks at, drawn anew in every step from torch's own generator, as dropout
             does; the budget counts in proportion. Parts of an image say much the same, so that a step on few of them
             teaches nearly as much and costs less. Default: all.
@@ -50,10 +49,7 @@ class VoteObjective:
     mix: float = 0.8
     votes: TrainedVotes = "softmax"
     tau: float = 1.0
-    alpha: float | None = None
     smoothing: float = 0.1
-    mix_ramp: Ramp = (0.1, 0.4)
-    budget_ramp: Ramp = (0.1, 0.5)
     seen: int | None = None
 
     bf16: ClassVar[bool] = True
@@ -65,24 +61,18 @@ class VoteObjective:
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {self.smoothing!r}")
         if self.votes not in get_args(TrainedVotes):
-            raise ValueError(f'votes must be "softmax", "tanh" or "clip", got {self.votes!r}')
-        for name, scale in (("tau", self.tau), ("alpha", 1.0 if self.alpha is None else self.alpha)):
-            if not 0 < scale < math.inf:
-                raise ValueError(f"{name} must be a finite number > 0, got {scale!r}")
+            raise ValueError(f'votes must be "softmax" or "tanh", got {self.votes!r}')
+        if not 0 < self.tau < math.inf:
+            raise ValueError(f"tau must be a finite number > 0, got {self.tau!r}")
         if self.seen is not None:
             object.__setattr__(self, "seen", check_count("seen", self.seen))
-        for name in ("mix_ramp", "budget_ramp"):
-            ramp = tuple(getattr(self, name))
-            if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1] <= 1:
-                raise ValueError(f"{name} must be two shares of the epochs, the first at most the second, got {ramp!r}")
-            object.__setattr__(self, name, ramp)
 
     def at(self, epoch: int, epochs: int) -> VoteObjective:
         """The loss of an epoch: the objective with the mix and the budget that it has then."""
         done = epoch / (epochs - 1) if epochs > 1 else 1.0
-        mix = self.mix * round(_STEPS * _risen(done, self.mix_ramp)) / _STEPS
-        budget = round(self.budget * _risen(done, self.budget_ramp))
-        return replace(self, budget=budget, mix=mix, mix_ramp=(0.0, 0.0), budget_ramp=(0.0, 0.0))
+        mix = self.mix * round(_STEPS * _risen(done, _MIX_RISES)) / _STEPS
+        budget = round(self.budget * _risen(done, _BUDGET_RISES))
+        return replace(self, budget=budget, mix=mix)
 
     def check(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         """Raises ValueError unless the model is a vote of enough parts."""
@@ -103,7 +93,7 @@ class VoteObjective:
         seen = logits.shape[1]
         label = y.view(-1, 1, 1).expand(-1, seen, 1)
         worst = worst_margins(self._preferences(logits, label), self.budget * seen / parts) * (parts / seen)
-        scores = -(self.alpha or 16 / parts) * worst.scatter(1, y.unsqueeze(1), 0.0)
+        scores = -16 / parts * worst.scatter(1, y.unsqueeze(1), 0.0)
         loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=self.smoothing)
         if self.mix:
             loss = (1 - self.mix) * loss + self.mix * F.cross_entropy(scores, y)
@@ -128,7 +118,7 @@ class VoteObjective:
         if self.votes == "softmax":
             logits = logits.softmax(2)
         ahead = logits.gather(2, label) - logits
-        return ahead if self.votes == "softmax" else ahead.tanh() if self.votes == "tanh" else ahead.clamp(-1, 1)
+        return ahead if self.votes == "softmax" else ahead.tanh()
 
 
 def worst_margins(preferences: Tensor, budget: float) -> Tensor:
@@ -143,7 +133,7 @@ def worst_margins(preferences: Tensor, budget: float) -> Tensor:
     return worst if whole == budget else worst + (whole - budget) * largest[:, -1]
 
 
-def _risen(done: float, ramp: Ramp) -> float:
+def _risen(done: float, ramp: tuple[float, float]) -> float:
     """The share of the way from the begin of a ramp to its end."""
     begin, end = ramp
     return 1.0 if done >= end else 0.0 if done <= begin else (done - begin) / (end - begin)

@@ -253,7 +253,7 @@ def _objective(training: TomlTable, source: DataSource, votes: bool) -> Training
     if trades is not None:
         ball = ball_within(table.take("beta", POSITIVE, 1.0), 1, "feature", source.box)
         given |= {"low": ball.low, "high": ball.high}
-    given |= table.rest(["mix", "ramp", "quick"] if trades is None else ["steps", "loss", "weight"])
+    given |= table.rest(["mix", "ramp", "quick", "power"] if trades is None else ["steps", "loss", "weight"])
     table.close()
     with named(table.where):
         return certify.Objective(**given) if trades is None else Trades(**given)
