@@ -294,10 +294,12 @@ void input_gradient(const T* grad, const T* x, const T* weight, const int32_t* w
                 if (since > PART) since = TOGETHER;
                 const T* w = weight + o * d;
                 Sieve<T> sieve[TOGETHER];
-                bool simple = o + TOGETHER <= stop;
+                const bool whole = o + TOGETHER <= stop;
+                bool simple = whole, plain = whole && batch.special[g] < 2;
                 for (int r = 0; r < TOGETHER && o + r < stop; ++r) {
                     sieve[r] = Sieve<T>(cuts, walked[o + r] < 0 ? ties : nullptr, grads, n, rows, o + r, g * L);
                     simple &= sieve[r].simple && finite[o + r] && (batch.special[g] < 2 || sieve[r].at_zero);
+                    plain &= finite[o + r] != 0;
                 }
                 // Here 0 times infinity may be a NaN, which is not kept: its share is 0, as grad is finite.
                 for (int64_t i = 0; simple && i < d; ++i) {
@@ -310,8 +312,18 @@ void input_gradient(const T* grad, const T* x, const T* weight, const int32_t* w
                     }
                     total[i] = sum;
                 }
+                // Two rows at a time: their cuts and ties fit into the registers.
+                for (int r = 0; !simple && plain && r < TOGETHER; r += 2) {
+                    Sieve<T> one = sieve[r], other = sieve[r + 1];
+                    const T *v = w + r * d, *u = v + d;
+                    for (int64_t i = 0; i < d; ++i) {
+                        const V<T> x = load(panel + i * L);
+                        const V<T> sum = total[i] + where<T>(one.keeps(v[i] * x), one.grad * v[i]);
+                        total[i] = sum + where<T>(other.keeps(u[i] * x), other.grad * u[i]);
+                    }
+                }
                 for (int r = 0; r < TOGETHER && o < stop; ++r, ++o, w += d)
-                    for (int64_t i = 0; !simple && i < d; ++i) {
+                    for (int64_t i = 0; !simple && !plain && i < d; ++i) {
                         M<T> keeps = sieve[r].keeps(term_of(w[i], load(panel + i * L), false));
                         total[i] += where<T>(keeps, sieve[r].grad * w[i]);
                     }
