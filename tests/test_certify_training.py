@@ -119,6 +119,7 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
     assert certify.Objective(5, ramp=0).at(0, 8).budget == 5
     assert [certify.Objective(5, ramp=1).at(epochs - 1, epochs).budget for epochs in (1, 2, 9)] == [5, 5, 5]
     assert objective.at(4, 8) == objective.at(7, 8) != objective.at(2, 8)
+    assert certify.Objective(5, ramp=0.5, power=0.3).at(2, 8) == certify.Objective(3, ramp=0.0, power=0.3)
     (x, y), model, cross_entropy = data(), small(), nn.functional.cross_entropy
     scores, worst = certify.Objective(2, ramp=0).at(0, 1)(model, x, y)
     assert torch.equal(scores, -certify.margins(model, x, y, 2))
@@ -137,6 +138,19 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
         margins = certify.margins(plain, images, y, 2, L0Ball(0, unit, -inf, inf), quick=quick)
         assert torch.equal(found[unit, quick], -margins)
     assert all(not torch.equal(a, b) for a, b in combinations(found.values(), 2))
+
+
+@pytest.mark.parametrize("power", [0.7, 1.0])
+def test_a_bounded_loss_is_bounded_and_has_a_gradient_however_far_the_bound_is(power: float) -> None:
+    """p^power itself has none that is finite once p is 0."""
+    for scale in (1.0, 1e3, 1e6):
+        (x, y), model = data(), nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+        with torch.no_grad():
+            model[-1].weight *= scale  # type: ignore[operator]
+        loss = certify.Objective(4, ramp=0, quick=True, power=power)(model, x, y)[1]
+        loss.backward()
+        assert 0 < loss <= 1 / power
+        assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
 
 
 @pytest.mark.parametrize("unit", ["feature", "pixel"])
@@ -160,7 +174,7 @@ def test_a_step_on_the_bound_asks_the_host_for_nothing(unit: Any) -> None:
         ({"budget": -1}, "budget must be an int >= 0, got -1"),
         ({"budget": 2, "mix": 0.0}, r"mix must lie in \(0, 1\], got 0.0"),
         ({"budget": 2, "ramp": -0.1}, r"ramp must lie in \[0, 1\], got -0.1"),
-        ({"budget": 2, "power": 1.1}, r"power must lie in \[0, 1\], got 1.1"),
+        *(({"budget": 2, "power": p}, rf"power must be 0 or lie in \[0.001, 1\], got {p}") for p in (-0.1, 1e-9, 1.1)),
         ({"budget": 2, "unit": "row"}, 'unit must be "feature" or "pixel", got \'row\''),
         ({"budget": 2, "quick": 1}, "quick must be True or False, got 1"),
     ],

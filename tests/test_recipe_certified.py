@@ -32,7 +32,12 @@ TRAINED = """
 [[classifier]]
 name = "F(3) certified"
 model = { name = "mlp", k = 3, hidden = [8] }
-training = { epochs = 6, batch = 16, rates = [0.02], optimizer = "adam", certified = { budget = 2, ramp = 0.5 } }
+[classifier.training]
+epochs = 6
+batch = 16
+rates = [0.02]
+optimizer = "adam"
+certified = { budget = 2, ramp = 0.5, power = 0.1 }
 [[measure]]
 what = "certified_accuracy"
 classifiers = ["F(2)", "F(3) certified"]
@@ -72,8 +77,9 @@ def test_a_recipe_certifies(certified: Path) -> None:
         assert (boxed["n"], boxed["method"]) == (20, "ibp")
     median = results.find(what="certified_radius", classifier="F(3) certified", method="best")
     assert median["value"] == float(radii.double().quantile(0.5))
-    there = [row.key for row in results.rows]
-    assert all(row in there for row in recipe.load(certified / "recipe.toml").asked())
+    there, read = [row.key for row in results.rows], recipe.load(certified / "recipe.toml")
+    assert all(row in there for row in read.asked())
+    assert read.classifiers[-1].objective == certify.Objective(2, ramp=0.5, power=0.1)
 
 
 def test_every_share_keeps_its_rows(certified: Path) -> None:
@@ -133,7 +139,7 @@ def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
     [
         (TRAINED.replace('classifiers = ["F(2)", "F(3) certified"]\n', ""), "F(0): certified accuracy"),
         (TRAINED.replace("budgets = [1, 2]", "budgets = [1, 4]", 1), "no certificate exists"),
-        (TRAINED.replace("ramp = 0.5", "power = 1.5"), "certified: power must lie in [0, 1], got 1.5"),
+        (TRAINED.replace("power = 0.1", "power = 1.5"), "certified: power must be 0 or lie in [0.001, 1], got 1.5"),
         (TRAINED.replace('method = "ibp"', 'method = "ipb"'), "did you mean 'ibp'"),
     ],
 )

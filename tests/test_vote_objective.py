@@ -166,6 +166,7 @@ def test_mix_and_budget_rise() -> None:
     assert len(set(losses)) <= 16 + 20 + 1  # each is captured anew
     assert len(set(losses[50:])) == 1
     assert objective.at(0, 1) == losses[-1]
+    assert objective.at(2, 5).budget == 20  # half of the way from the first epoch to the last
 
 
 def squares(n: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:

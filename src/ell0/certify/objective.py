@@ -25,9 +25,10 @@ class Objective:
 
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
 
-    With ``power`` > 0 the second cross-entropy, -log p, becomes (1 - p^power) / power [Zhang18], which is bounded: it
-    gives up the rows whose bound will not hold, and proves more of the others. That pays where the budget is too large
-    for many rows; where it holds for nearly all, the cross-entropy proves as much.
+    With p the share of y in the softmax of -margins, ``power`` > 0 replaces -log p by (1 - p^power) / power [Zhang18],
+    which is at most 1 / power. A row far from its bound then has next to no gradient: it is given up, and its class may
+    be with it. Where the bound fails for many rows, that can prove more of the others; elsewhere the cross-entropy
+    proves at least as much.
 
     A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
     the first ``ramp`` of the epochs.
@@ -38,7 +39,7 @@ class Objective:
         unit: what counts as a change, as for `L0Ball`.
         quick: use the quick bound of `margins`, which may be trained in bf16; the certificate afterwards is the exact
             one.
-        power: in [0, 1]; 0 is the cross-entropy.
+        power: 0, the cross-entropy, or from 0.001 to 1.
     """
 
     budget: int
@@ -54,8 +55,8 @@ class Objective:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
-        if not 0 <= self.power <= 1:
-            raise ValueError(f"power must lie in [0, 1], got {self.power!r}")
+        if self.power and not 1e-3 <= self.power <= 1:
+            raise ValueError(f"power must be 0 or lie in [0.001, 1], got {self.power!r}")
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
         replace(ANY_VALUE, unit=self.unit)  # raises if there is no such unit

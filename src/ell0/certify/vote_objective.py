@@ -15,6 +15,7 @@ from ..common import check_count
 
 TrainedVotes = Literal["softmax", "tanh"]
 _MIX_RISES, _BUDGET_RISES = (0.1, 0.4), (0.1, 0.5)  # shares of the epochs at which they begin and end to rise
+_SCALE = 16  # of the mean margin, so that a softmax over the classes can be sure
 _STEPS = 16  # in which the weight of the bound rises: each weight is a loss of its own, which a graph is captured for
 
 
@@ -31,8 +32,8 @@ class VoteObjective:
         softmax:  p_t[y] - p_t[c],  p_t = softmax(l_t / tau)     (plurality)
         tanh:     tanh((l_t[y] - l_t[c]) / tau)                  (the duel, with a gradient everywhere)
 
-    A part that has learnt nothing yet has no vote worth defending: from a tenth of the epochs on, the mix rises from 0
-    until two fifths, and the budget until half of them.
+    A part that has learnt nothing yet has no vote worth defending. In the first tenth of the epochs mix and budget are
+    0; then the mix rises until two fifths of the epochs, and the budget until half of them.
 
     Args:
         budget: parts that may be changed in the end, below half of the parts.
@@ -93,7 +94,7 @@ class VoteObjective:
         seen = logits.shape[1]
         label = y.view(-1, 1, 1).expand(-1, seen, 1)
         worst = worst_margins(self._preferences(logits, label), self.budget * seen / parts) * (parts / seen)
-        scores = -16 / parts * worst.scatter(1, y.unsqueeze(1), 0.0)
+        scores = -_SCALE / parts * worst.scatter(1, y.unsqueeze(1), 0.0)
         loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=self.smoothing)
         if self.mix:
             loss = (1 - self.mix) * loss + self.mix * F.cross_entropy(scores, y)
