@@ -144,9 +144,10 @@ def test_an_objective_rises_by_whole_changes_and_mixes() -> None:
 def test_a_bounded_loss_is_bounded_and_has_a_gradient_however_far_the_bound_is(power: float) -> None:
     """p^power itself has none that is finite once p is 0."""
     for scale in (1.0, 1e3, 1e6):
-        (x, y), model = data(), nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+        (x, y), last = data(), nn.Linear(16, 3)
+        model = nn.Sequential(InputClamp(-1, 1), nn.Linear(12, 16), nn.ReLU(), last)
         with torch.no_grad():
-            model[-1].weight *= scale  # type: ignore[operator]
+            last.weight.mul_(scale)
         loss = certify.Objective(4, ramp=0, quick=True, power=power)(model, x, y)[1]
         loss.backward()
         assert 0 < loss <= 1 / power

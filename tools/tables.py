@@ -846,6 +846,13 @@ TABLES: dict[str, Make] = {
         | {f"{m} changed, {q:,} queries": of(**SEARCH, budget=m, queries=q) for m, q in SCALE},
         "Sparse-RS with values within 100",
     ),
+    "mnist-k": grid(
+        "MNIST, small networks",
+        classifiers("mnist-k", {f"F({k})": f"F({k})" for k in (0, 10, 50, 100, 227)}),
+        {"clean": of(what="clean_accuracy")}
+        | {f"{m} changed within 100": of(attack=WORST_CASE, over=None, budget=m, beta=100.0) for m in (5, 8)},
+        "all attacks with 1,000 queries and 100 steps",
+    ),
     "mnist-ablation": mnist_ablation,
     "mnist-certified": certified(
         "MNIST",
