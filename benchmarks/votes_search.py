@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ell0 import data
 from ell0.certify import Partition, PartVote, Rule, VoteObjective, rows, rules
 from ell0.common import check_count
+from ell0.part_networks import Members
 from ell0.precision import dense_products
 from ell0.recipe.models import PART_NETWORKS
 from ell0.results import Measurement, Results
@@ -61,7 +62,7 @@ class Grid:
 class Candidate:
     """grids: several are families of parts that all vote.  budget: of the training.  more: of `VoteObjective`.
 
-    share: of the seconds that a candidate is trained for.
+    share: of the seconds that a candidate is trained for.  members: networks that learn apart, 512 rows of a step each.
     """
 
     grids: tuple[Grid, ...]
@@ -70,6 +71,7 @@ class Candidate:
     budget: int
     mirrored: bool = True
     share: float = 1.0
+    members: int = 1
     augment: Augment = "crop-flip-reflect"
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -106,14 +108,18 @@ TRIED = {
     "64 parts, 8 seen, convolutions": _64.on(network="cnn", size=_SMALL, more={"seen": 8}),
     "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, **_TANH}),
     "128 parts, 16 seen": _128.on(more={"seen": 16}),
-    "32 parts, 8 seen": _32.on(more={"seen": 8}),
-    "64 parts, 8 seen": _64.on(more={"seen": 8}),
-    "128 parts, 16 seen, colours": _128.on(augment="warp-colour", more={"seen": 16}),
-    "16 parts, 4 seen, two stages, colours": _16.on(size=_STAGES, augment="warp-colour", more={"seen": 4}),
-    "64 parts, 8 seen, convolutions, colours": _64.on(
-        network="cnn", size=_SMALL, augment="warp-colour", more={"seen": 8}
-    ),
-    "128 parts, 16 seen, tanh, colours": _128.on(augment="warp-colour", more={"seen": 16, **_TANH}),
+}
+_16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(share=1.5, members=4)
+_64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(share=1.2, members=4)
+_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(share=0.8, members=4)
+TRIED |= {
+    "16 parts, four members": _16_SEEN,
+    "16 parts, four members, colours": _16_SEEN.on(augment="warp-colour"),
+    "64 parts, four members": _64_SEEN,
+    "64 parts, four members, colours": _64_SEEN.on(augment="warp-colour"),
+    "128 parts, four members": _128_SEEN,
+    "128 parts, four members, colours": _128_SEEN.on(augment="warp-colour"),
+    "256 parts, four members": _128_SEEN.on(Grid((16, 16)), budget=36, more={"seen": 32, **_TANH}),
 }
 
 
@@ -194,7 +200,8 @@ def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None
         )
         model, owners = built(candidate, tuple(x.shape[1:]), int(y.max()) + 1, run)
         objective = VoteObjective(candidate.budget * len(owners), **candidate.more)
-        config = replace(TRAINING, seed=run.seed, batch=min(TRAINING.batch, len(x)), augment=candidate.augment)
+        batch = min(TRAINING.batch * candidate.members, len(x))
+        config = replace(TRAINING, seed=run.seed, batch=batch, augment=candidate.augment)
         some = min(len(x), PROBED * config.batch)
         probe = fit(deepcopy(model), (x[:some], y[:some]), replace(config, epochs=2), objective=objective)
         epochs = max(2, int(candidate.share * seconds / (probe.epochs[-1].seconds * len(x) / some)))
@@ -230,9 +237,11 @@ def built(
     """The votes of a candidate, and which part of each family holds each pixel."""
     torch.manual_seed(run.seed)
     partitions, make = [grid.partition(shape) for grid in candidate.grids], PART_NETWORKS[candidate.network]
-    networks = [make(each.part_shape, each.parts, classes=classes, **candidate.size) for each in partitions]
-    pairs = zip(networks, partitions, strict=True)
-    votes = [PartVote(network, each, mirrored=candidate.mirrored) for network, each in pairs]
+    votes = []
+    for each in partitions:
+        members = range(candidate.members)
+        networks = [make(each.part_shape, each.parts, classes=classes, **candidate.size) for _ in members]
+        votes.append(PartVote(Members(networks), each, mirrored=candidate.mirrored))
     model = votes[0] if len(votes) == 1 else Families(votes)
     return model.to(run.place), [each.owner.to(run.place) for each in partitions]
 

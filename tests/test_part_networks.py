@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from certify_cases import Watch, few
-from ell0.part_networks import PartCNN, PartMLP, PartTransformer, Pool, SelfAttention
+from ell0.part_networks import Members, PartCNN, PartMLP, PartTransformer, Pool, SelfAttention
 
 PLACES = 6
 IMAGES: list[Callable[..., nn.Module]] = [
@@ -144,9 +144,33 @@ def test_signals_neither_vanish_nor_grow(make: Callable[[], nn.Module]) -> None:
     assert 0.1 < sizes[0] < 2
 
 
+@few
+@given(st.integers(1, 4), st.integers(1, 9))
+def test_members_learn_apart_and_answer_together(members: int, m: int) -> None:
+    networks, place = [drawn(IMAGES[0], (3, 4, 2))[0] for _ in range(members)], torch.arange(m) % PLACES
+    for number, network in enumerate(networks):
+        torch.nn.init.constant_(network.get_parameter("head.1.bias"), float(number))
+    together, parts = Members(networks).eval(), torch.randn(m, 3, 4, 2)
+    assert together.passes == members
+    answers = torch.stack([network(parts, place) for network in networks])
+    torch.testing.assert_close(together(parts, place), answers.mean(0))
+    for network in networks:
+        network.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, nn.Dropout) else None)
+    shares = torch.arange(m).chunk(members)
+    said = together.train()(parts, place)
+    for number, share in enumerate(shares):
+        torch.testing.assert_close(said[share], networks[number](parts[share], place[share]))
+        for other, network in enumerate(networks):
+            slopes = torch.autograd.grad(
+                said[share].sum(), list(network.parameters()), retain_graph=True, allow_unused=True
+            )
+            assert any(slope is not None and bool(slope.any()) for slope in slopes) == (other == number)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Members([]), "networks must be at least one, got none"),
         (lambda: PartMLP((3, 0, 2), 4), r"shape must be a shape of positive ints, .* got \(3, 0, 2\)"),
         (lambda: PartMLP((3,), 0), "places must be an int >= 1, got 0"),
         (lambda: PartMLP((3,), 4, depth=0), "depth must be an int >= 1, got 0"),

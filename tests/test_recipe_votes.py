@@ -15,7 +15,7 @@ import torch
 from ell0 import L0Ball, certify, data, recipe, report
 from ell0.certify import Partition, PartVote, VoteObjective
 from ell0.cli import main
-from ell0.part_networks import PartCNN, PartMLP
+from ell0.part_networks import Members, PartCNN, PartMLP
 from ell0.recipe import models as models_of_recipes
 from ell0.recipe.measuring import Subject
 from ell0.results import Results
@@ -57,6 +57,7 @@ name = "dealt"
 [classifier.model]
 name = "votes"
 parts = 5
+members = 2
 rule = "plurality"
 network = { name = "mlp", width = 8, depth = 1, dropout = 0.0 }
 [[measure]]
@@ -108,7 +109,12 @@ def test_the_keys_of_a_recipe_are_those_of_the_classes(ran: Path) -> None:
     assert torch.equal(grids.partition.index, Partition.strides((1, 4, 4), (2, 4)).index)
     assert (grids.rule, grids.tau, grids.mirrored, type(grids.network)) == ("duel", 0.25, True, PartCNN)
     assert torch.equal(dealt.partition.index, Partition.dealt((1, 4, 4), 5).index)
-    assert (dealt.rule, dealt.tau, dealt.mirrored, type(dealt.network)) == ("plurality", 0.5, False, PartMLP)
+    assert (dealt.rule, dealt.tau, dealt.mirrored, type(dealt.network)) == ("plurality", 0.5, False, Members)
+    assert isinstance(dealt.network, Members)
+    one, other = dealt.network.networks
+    assert type(one) is type(other) is PartMLP
+    assert not torch.equal(one.get_parameter("first.weight"), other.get_parameter("first.weight"))
+    assert (grids.passes, dealt.passes) == (2 * 8, 2 * 5)
     first, second = recipe.load(ran / "recipe.toml").classifiers
     assert first.objective == VoteObjective(3, 0.5, "tanh", 2.0, smoothing=0.2)
     assert second.objective is None  # the parts learn by themselves

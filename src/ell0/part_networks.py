@@ -8,7 +8,7 @@ which one it sees. In eval mode the answer to a part depends on that part alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -22,7 +22,7 @@ from .nn.residual import ResidualBlock, convolution
 
 Pool = Literal["mean", "learned"]
 
-__all__ = ["PartCNN", "PartMLP", "PartTransformer"]
+__all__ = ["Members", "PartCNN", "PartMLP", "PartTransformer"]
 
 
 class PartMLP(nn.Module):
@@ -154,6 +154,31 @@ class PartTransformer(nn.Module):
             hidden = hidden + mlp(hidden)
         logits: Tensor = self.head(hidden.mean(1))
         return logits
+
+
+class Members(nn.Module):
+    """Several networks of parts that learn apart and answer together, by the mean of their logits.
+
+    In training mode each has an equal share of the parts of a batch to itself, so that a step costs as much as that of
+    one network, and a batch of as many times the rows gives each its own. Votes of one image go to one member where
+    the members divide the batch. A batch of fewer parts than members leaves some out.
+
+    A mean of networks depends on a part as each of them does: whatever holds of votes of one network holds of it.
+    passes: forward passes of one network for an answer.
+    """
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        if not len(self.networks):
+            raise ValueError("networks must be at least one, got none")
+        self.passes = len(self.networks)
+
+    def forward(self, parts: Tensor, place: Tensor) -> Tensor:
+        if not self.training:
+            return torch.stack([network(parts, place) for network in self.networks]).mean(0)
+        shares = zip(parts.chunk(len(self.networks)), place.chunk(len(self.networks)), strict=True)
+        return torch.cat([network(*share) for network, share in zip(self.networks, shares, strict=False)])
 
 
 class RowNorm(nn.Module):

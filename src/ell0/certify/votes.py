@@ -99,7 +99,7 @@ class PartVote(nn.Module, Certifier):
             raise ValueError(f"partition must be a certify.Partition, got {partition!r}")
         self.network, self.partition, self.rule, self.tau = network, partition, rule, float(tau)
         self.mirrored, self.parts = mirrored, partition.parts
-        self.passes = self.forwards = self.parts * (2 if mirrored else 1)
+        self.passes = self.forwards = self.parts * (2 if mirrored else 1) * getattr(network, "passes", 1)
         weight = next(self.network.parameters(), torch.empty(0))
         # Beyond the last pixel, where a part has none, a 0 is put.
         dealt = torch.where(partition.index < 0, partition.pixels, partition.index)

@@ -23,7 +23,7 @@ from .. import certify, models
 from ..common import did_you_mean
 from ..data import DataSet
 from ..nn import InputClamp, InputScale
-from ..part_networks import PartCNN, PartMLP, PartTransformer
+from ..part_networks import Members, PartCNN, PartMLP, PartTransformer
 from ..synthesis import AnalysisBySynthesis
 from ..train import Checkpoint
 from .toml import FLAG, NUMBER, TEXT, Kind, TomlTable, choice, many, named, whole
@@ -43,13 +43,14 @@ def _votes(
     rule: certify.Rule = "duel",
     tau: float = 0.5,
     mirrored: bool = False,
+    members: int = 1,
 ) -> certify.PartVote:
-    """A `PartVote` of sub-grids by strides, or of as many parts, to which pixels are dealt."""
+    """A `PartVote` of sub-grids by strides, or of as many parts, to which pixels are dealt; of as many members."""
     if bool(strides) == bool(parts):
         raise ValueError(f"votes must have strides or parts, and not both, got strides={strides} with parts={parts}")
     cut = certify.Partition.strides(shape, strides) if strides else certify.Partition.dealt(shape, parts)
-    made = network(cut.part_shape, cut.parts, classes=classes)
-    return certify.PartVote(made, cut, rule=rule, tau=tau, mirrored=mirrored)
+    made = [network(cut.part_shape, cut.parts, classes=classes) for _ in range(members)]
+    return certify.PartVote(Members(made) if members > 1 else made[0], cut, rule=rule, tau=tau, mirrored=mirrored)
 
 
 VOTERS: dict[str, Make] = {
