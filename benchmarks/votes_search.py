@@ -109,17 +109,25 @@ TRIED = {
     "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, **_TANH}),
     "128 parts, 16 seen": _128.on(more={"seen": 16}),
 }
-_16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(share=1.5, members=4)
-_64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(share=1.2, members=4)
-_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(share=0.8, members=4)
+_16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(share=1.2, members=3)
+_64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(members=3)
+_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(size={"width": 768, "depth": 4, "dropout": 0.2}, share=0.8, members=3)
+_BOUNDED = {"power": 0.6}
 TRIED |= {
-    "16 parts, four members": _16_SEEN,
-    "16 parts, four members, colours": _16_SEEN.on(augment="warp-colour"),
-    "64 parts, four members": _64_SEEN,
-    "64 parts, four members, colours": _64_SEEN.on(augment="warp-colour"),
-    "128 parts, four members": _128_SEEN,
-    "128 parts, four members, colours": _128_SEEN.on(augment="warp-colour"),
-    "256 parts, four members": _128_SEEN.on(Grid((16, 16)), budget=36, more={"seen": 32, **_TANH}),
+    "16 parts, three members": _16_SEEN,
+    "16 parts, three members, colours": _16_SEEN.on(augment="warp-colour"),
+    "16 parts, three members, bounded loss": _16_SEEN.on(more={**_16_SEEN.more, **_BOUNDED}),
+    "64 parts, three members": _64_SEEN,
+    "64 parts, three members, colours, bounded loss": _64_SEEN.on(
+        augment="warp-colour", more={**_64_SEEN.more, **_BOUNDED}
+    ),
+    "128 parts, three members, bounded loss": _128_SEEN.on(more={**_128_SEEN.more, **_BOUNDED}),
+    "128 parts, three members, colours, bounded loss": _128_SEEN.on(
+        augment="warp-colour", more={**_128_SEEN.more, **_BOUNDED}
+    ),
+    "256 parts, three members, bounded loss": _128_SEEN.on(
+        Grid((16, 16)), budget=28, more={"seen": 32, **_TANH, **_BOUNDED}
+    ),
 }
 
 
