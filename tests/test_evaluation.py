@@ -112,6 +112,22 @@ def test_a_curve_equals_separate_evaluations() -> None:
     assert (beside["attacked"], beside["queries"]) == (N - 3, sum(1 + row % 3 for _, row in each_row(spy.calls)))
 
 
+def test_a_row_is_attacked_above_its_certified_radius_alone() -> None:
+    whole = evaluate_line(ball=within_one(4), budgets=[1, 2])
+    true = torch.where(whole.verdict < 0, 4, whole.distance - 1)
+    for radii in (true, true // 2):
+        spy = Spy()
+        found = evaluate_line(ball=within_one(4), budgets=[1, 2], radii=radii, attacks={"spy": Entry(spy, False)})
+        for name in ("verdict", "distance", "x_adv"):
+            assert torch.equal(getattr(found, name), getattr(whole, name)), name
+        least = torch.full_like(radii, 5)
+        for budget, row in each_row(spy.calls):
+            least[row] = min(int(least[row]), budget)
+        right = whole.verdict != 0
+        expected = torch.tensor([min((m for m in (1, 2, 4) if m > radius), default=5) for radius in radii.tolist()])
+        assert torch.equal(least[right], expected[right])
+
+
 def test_a_row_falls_at_its_distance() -> None:
     """An attack that wakes up at budget 4 only, and then finds a nearer point, lowers the curve below 4 too."""
     x, y = rows()
@@ -414,6 +430,7 @@ def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
         ({"budgets": []}, "budgets must be different ints"),
         ({"budgets": [1, 3]}, "budgets must be different ints from 0 to the ball's 2"),
         ({"budgets": [0.5]}, "budgets must be an int >= 0, got 0.5"),
+        ({"radii": torch.zeros(N)}, r"radii must be int64 of shape \(40,\), .* got torch.float32 of shape \(40,\)"),
         ({"batch": 0}, "batch must be an int >= 1, got 0"),
         ({"seed": 0.5}, "seed must be an int, got 0.5"),
     ],

@@ -79,6 +79,7 @@ def test_a_state_of_another_evaluation(tmp_path: Path) -> None:
         "budgets": {"budgets": [1]},
         "seed": {"seed": 1},
         "tf32": {"tf32": True},
+        "radii": {"radii": torch.zeros(N, dtype=torch.int64)},
         "model": {"model": other_model},
         "attacks, parameters of spy, parameters of spies": {"attacks": {"spies": Entry(spy, False)}},
         "parameters of spy": {"attacks": {"spy": Entry(partial(spy, strength=2), False)}},

@@ -20,7 +20,7 @@ from ell0.certify.certificates import NetworkBounds
 from ell0.cli import main
 from ell0.cli.certify import _broken
 from ell0.common import digest
-from ell0.recipe.verdicts import Verdicts, decided, proven
+from ell0.recipe.verdicts import Verdicts, certified_radii, decided
 from ell0.report.sections import certified_section
 from ell0.results import Measurement, Results
 from ell0.train import load_checkpoint, save_checkpoint
@@ -128,9 +128,12 @@ def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
 def test_what_is_proven_is_counted_on_all_rows_and_in_the_box() -> None:
     # The second has not all rows.
     evidence = [Verdicts.certificate(b, torch.tensor(radii)) for b, radii in ((5.0, [1, 0, 2]), (math.inf, [2, 2]))]
-    assert proven([], 3, 1, 1.0) is None
-    assert [proven(evidence, 3, m, 5.0) for m in (0, 1, 2, 3)] == [3, 2, 1, 0]
-    assert proven(evidence, 3, 1, 6.0) is None
+    assert certified_radii([], 3, 1.0) is None
+    assert (found := certified_radii(evidence, 3, 5.0)) is not None
+    assert found.tolist() == [1, 0, 2]
+    assert (found := certified_radii(evidence, 2, 5.0)) is not None
+    assert found.tolist() == [2, 2]  # the better of two proofs of a row
+    assert certified_radii(evidence, 3, 6.0) is None
     assert decided(evidence, 3, 3)[0] == {}
 
 

@@ -78,6 +78,7 @@ budgets = [1]
 queries = 20
 steps = 2
 unit = "pixel"
+skip_proven = true
 """
 
 
@@ -191,6 +192,11 @@ def test_a_checkpoint_is_certified_on_the_command_line(ran: Path, capsys: pytest
         ("widths = [6]", "widths = [6], clamp = true", "model, network: unknown key 'clamp'"),
         ("budget = 3\n", "budget = 4\n", "grids: budget must be below half of the parts, got budget=4 with 8 parts"),
         ("mix = 0.5", "mix = 1.5", "certified: mix must lie in [0, 1], got 1.5"),
+        (
+            "budgets = [1, 2, 3, 8]",
+            "budgets = [1]\nrows = 5",
+            "skip_proven needs a certified_accuracy of the same",
+        ),
         ("mix = 0.5", "quick = true", "certified: unknown key 'quick'"),
         ("budgets = [1, 2, 3, 8]", "budgets = [1]\nbeta = [1.0]", "beta must be left out for grids, whose votes"),
         ("[classifier.training.certified]\nbudget = 3\nmix", "[classifier.training.trades]\nbudget = 3\n#", "trades"),

@@ -127,6 +127,7 @@ MEANING = {
         "box": "the range that the set's normalised images span, as in the paper's supplement",
         "over": "give the share of the rows that are classified rightly, too",
         "part": "give the figure on the first rows, too",
+        "skip_proven": "attack a row with budgets above its certified radius alone",
         "beta": "boxes [-beta, beta], or that of the data made beta times as wide; several are measured one by one",
         "unit": "what counts as one change",
         "budgets": 'numbers of changed units; `"k"`: the k of the classifier',

@@ -111,6 +111,7 @@ def evaluate(
     *,
     preset: str | None = None,
     budgets: Collection[int] | None = None,
+    radii: Tensor | None = None,
     batch: int = 512,
     seed: int = 0,
     tf32: bool = False,
@@ -139,6 +140,8 @@ def evaluate(
         preset: in place of attacks. ``"saa"``: Sparse-PGD with either gradient, then Sparse-RS, 10,000 steps and
             queries each, the ensemble that others report for 20 pixels.
         budgets: a curve over these budgets, at most that of the ball, which always ends it.
+        radii: certified radii ``(n,)``, as `ell0.certify.radius` gives them for this ball: a row is not attacked with
+            budgets up to its own, where no attack can succeed. Default: every row is attacked.
         batch: rows in one call of an attack, on each rank; no verdict depends on it if no answer of the model does.
         seed: gives each attack, by its name, the key of its draws.
         tf32: on a GPU, attacks query in TF32, several times faster; a row is broken only if the model also errs in
@@ -173,6 +176,10 @@ def evaluate(
     budgets = _checked_budgets(budgets, ball)
     x, y = joined(model, x, batch, path is not None) if y is None else as_rows(model, x, y)
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
+    if radii is not None and (radii.dtype != torch.int64 or radii.shape != (len(x),)):
+        rule = f"radii must be int64 of shape ({len(x)},), as certify.radius gives them"
+        raise ValueError(f"{rule}, got {radii.dtype} of shape {tuple(radii.shape)}")
+    proven = torch.full((len(x),), -1, device="cpu") if radii is None else radii.cpu()
     team.check_rows("x", len(x))
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     few = torch.arange(min(len(x), PROBED), device=x.device)
@@ -190,7 +197,7 @@ def evaluate(
         entries = {name: entry for name, entry in entries.items() if name not in blocked}
         clean, wrong, useless = clean_pass(attacked, batch, probe.blind, team)
         _rehearse(attacked, entries, first, seed)
-        parts = {} if path is None else _identity(attacked, entries, budgets, seed, tf32)
+        parts = {} if path is None else _identity(attacked, entries, budgets, seed, tf32, radii)
         state = State.fresh(x, clean, wrong, len(entries))
         saved = team.once(partial(State.read, path))
         if path is not None and saved is not None:
@@ -200,7 +207,8 @@ def evaluate(
         turns = list(product(filter(None, budgets), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
             stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
-            waiting = ((state.verdict < 0) & (state.tried[:, column] < budget)).nonzero().squeeze(1)
+            stands = (state.verdict < 0) & (proven < budget)
+            waiting = (stands & (state.tried[:, column] < budget)).nonzero().squeeze(1)
             for rows in waiting.split(batch * team.size) if len(waiting) else ():
                 began = time.perf_counter()
                 own = team.share(rows).to(x.device)
@@ -212,8 +220,8 @@ def evaluate(
                 if path is not None and team.first:
                     state.save(path, x, parts)
             if len(waiting):
-                stands = percent(Share(int((state.verdict < 0).sum()), len(x)))
-                report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {stands}"))
+                robust = percent(Share(int((state.verdict < 0).sum()), len(x)))
+                report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {robust}"))
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
     ran = {name: Ran.of(entry.attack, entry.white_box) for name, entry in entries.items()}
     return Evaluation(
@@ -275,10 +283,16 @@ def _rehearse(attacked: Attacked, entries: dict[str, Entry], row: Tensor, seed: 
 
 
 def _identity(
-    attacked: Attacked, entries: dict[str, Entry], budgets: tuple[int, ...], seed: int, tf32: bool
+    attacked: Attacked,
+    entries: dict[str, Entry],
+    budgets: tuple[int, ...],
+    seed: int,
+    tf32: bool,
+    radii: Tensor | None,
 ) -> dict[str, str]:
     """What must be the same for an evaluation to go on from a state."""
     values = {"x": attacked.x, "y": attacked.y, "ball": attacked.ball, "budgets": budgets, "seed": seed, "tf32": tf32}
+    values |= {} if radii is None else {"radii": radii}
     parts = {name: of_value(name, value) for name, value in values.items()}
     parts |= {"model": of_model(attacked.model), "attacks": ", ".join(entries)}
     return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}

@@ -22,7 +22,7 @@ from ..precision import dense_products
 from ..results import CLEAN, Measurement, Row, Share, median
 from ..threat import L0Ball, Unit
 from .plan import Task, ball_within
-from .verdicts import Verdicts, decided, proven
+from .verdicts import Verdicts, certified_radii, decided
 
 # The measurements of a task, in the order of its identities, and its verdicts, box by box.
 Measured = tuple[list[Measurement], list[Verdicts]]
@@ -59,13 +59,18 @@ class Subject:
         return folded(self.network) if self.x.is_cuda else self.network
 
     def evaluate(
-        self, ball: L0Ball, beta: float, attacks: Mapping[str, Any], budgets: tuple[int, ...] | None = None
+        self,
+        ball: L0Ball,
+        beta: float,
+        attacks: Mapping[str, Any],
+        budgets: tuple[int, ...] | None = None,
+        radii: Tensor | None = None,
     ) -> Evaluation:
         """beta: of the ball, to name the state by."""
         return evaluate(
-            self.fast_network, self.x, self.y, ball, attacks, budgets=budgets, seed=self.seed, batch=self.batch,
-            tf32=self.x.is_cuda, state_path=f"{self.state}-beta{beta:g}.safetensors", progress=self.progress,
-            team=self.team,
+            self.fast_network, self.x, self.y, ball, attacks, budgets=budgets, radii=radii, seed=self.seed,
+            batch=self.batch, tf32=self.x.is_cuda, state_path=f"{self.state}-beta{beta:g}.safetensors",
+            progress=self.progress, team=self.team,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -204,14 +209,16 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
     evidence: list[Verdicts] = []
     for beta in task.betas:
         ball = ball_within(beta, most, task.unit, task.box_of, subject.x.device)
-        evaluation = subject.evaluate(ball, beta, attacks, task.budgets)
+        radii = certified_radii(known, n, beta) if task.skip_proven else None
+        evaluation = subject.evaluate(ball, beta, attacks, task.budgets, radii)
         boxes.append(Verdicts(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
         evidence += [boxes[-1], *(one for one in known if one.beta <= beta or one.proves)]
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
             row = {**task.row, "budget": budget, "beta": beta}
-            (counts, stands), sure = decided(evidence, n, budget), proven(evidence, n, budget, beta)
-            certified = None if sure is None else sure / n
+            counts, stands = decided(evidence, n, budget)
+            radii = certified_radii(evidence, n, beta)
+            certified = None if radii is None else int((radii >= budget).sum()) / n
             # One evaluation gave the figures of all budgets: its time stands once.
             seconds = round(sum(evaluation.seconds), 3) if budget == most else None
             share = Share.of(stands)

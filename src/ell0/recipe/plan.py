@@ -118,6 +118,7 @@ class Task:
     first, rows: n rows of the split from this one on, None for all.
     attack: the one attack of it; None: not an attack, or a worst case.
     right: whether it gives the share over the rows classified rightly, too.  part: that of the first n rows, too.
+    skip_proven: of a worst case, whether a row is attacked only with budgets above its certified radius.
     counts: of a median distance, what is counted, see `COUNTS`; none: changed units.
     """
 
@@ -133,6 +134,7 @@ class Task:
     right: bool = False
     part: int | None = None
     counts: tuple[str, ...] = ()
+    skip_proven: bool = False
 
     @property
     def unit(self) -> Unit:

@@ -318,6 +318,7 @@ def _tasks(
         shared["box"] = "normalised" if isinstance(box_of, str) else "[{:g}, {:g}]".format(*box_of)
     share = what in ("robust_accuracy", "worst_case")
     right = share and table.take("over", choice("right"), None) is not None
+    skip = what == "worst_case" and table.take("skip_proven", FLAG, False)
     part = table.take("part", whole(1), None) if what == "robust_accuracy" else None
     if part is not None and (rows is None or part >= rows):
         raise ValueError(
@@ -368,7 +369,7 @@ def _tasks(
         each: list[Row] = [{"budget": m} for m in budgets] if what == "robust_accuracy" else [{}]
         for (entries, boxes, attack), budget in product(variants or [({}, (), None)], each):
             full = {**row, **budget, **entries}
-            tasks.append(Task(one, what, full, budgets, boxes, rows, attack, box_of, first, right, part, counts))
+            tasks.append(Task(one, what, full, budgets, boxes, rows, attack, box_of, first, right, part, counts, skip))
     return tasks
 
 
@@ -383,6 +384,9 @@ def _check(where: str, recipe: Recipe) -> None:
         if slug(name) in seen:
             raise ValueError(f"{where}: classifiers must have different names, got {seen[slug(name)]!r} and {name!r}")
         seen[slug(name)] = name
+    for task in (task for task in recipe.tasks if task.skip_proven):
+        if not any(_covers(other, task) for other in recipe.tasks):
+            raise ValueError(f"{where}: skip_proven needs a certified_accuracy of the same rows and unit, for {task}")
     keys = [key for task in recipe.tasks for key in task.identities()]
     for i, key in enumerate(keys):
         if key in keys[:i]:
@@ -390,3 +394,10 @@ def _check(where: str, recipe: Recipe) -> None:
     for i, figure in enumerate(recipe.paper, 1):
         if not any(belongs(figure, key) for key in (*keys, *recipe.times())):
             raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {figure}")
+
+
+def _covers(certified: Task, task: Task) -> bool:
+    """Whether a task certifies all rows of another, in its boxes."""
+    enough = certified.rows is None or (task.rows is not None and task.rows <= certified.rows)
+    wide = not certified.betas or certified.betas[0] >= max(task.betas)
+    return certified.what == "certified_accuracy" and certified.shares_rows(task) and enough and wide

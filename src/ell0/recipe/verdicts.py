@@ -70,10 +70,10 @@ def decided(evidence: Sequence[Verdicts], n: int, budget: int) -> tuple[dict[str
     return dict(zip(indices, counts, strict=True)), nearest > budget
 
 
-def proven(evidence: Sequence[Verdicts], n: int, budget: int, beta: float) -> int | None:
-    """For how many of the first n rows a certificate excludes errors; None if none covers the box and all rows."""
+def certified_radii(evidence: Sequence[Verdicts], n: int, beta: float) -> Tensor | None:
+    """The most changes at which a certificate excludes errors, ``(n,)``; None if none covers the box and all n rows."""
     radii = [one.distance[:n] for one in evidence if one.proves and one.beta >= beta and len(one.distance) >= n]
-    return max((int((radius >= budget).sum()) for radius in radii), default=None)
+    return torch.stack(radii).amax(0) if radii else None
 
 
 def save(path: Path, made_from: str, boxes: Sequence[Verdicts]) -> None:
