@@ -1,4 +1,8 @@
-"""Training on the bound: the loss of each epoch."""
+"""Training on the bound: the loss of each epoch.
+
+[Zhang18] Z. Zhang, M. Sabuncu, "Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels",
+2018.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from torch.nn import functional as F
 
 from ..common import check_count
 from ..threat import Unit
-from .bound_loss import bound_loss, check_power
 from .certificates import margins
 from .certifier import ANY_VALUE
 
@@ -22,10 +25,10 @@ class Objective:
 
         (1 - mix) * cross_entropy(model(x), y) + mix * cross_entropy(-margins(model, x, y, budget), y)
 
-    With p the share of y in the softmax of -margins, ``power`` > 0 replaces -log p by (1 - p^power) / power
-    (`bound_loss`), which is at most 1 / power. A row far from its bound then has next to no gradient: it is given up,
-    and its class may be with it. Where the bound fails for many rows, that can prove more of the others; elsewhere the
-    cross-entropy proves at least as much.
+    With p the share of y in the softmax of -margins, ``power`` > 0 replaces -log p by (1 - p^power) / power [Zhang18],
+    which is at most 1 / power. A row far from its bound then has next to no gradient: it is given up, and its class may
+    be with it. Where the bound fails for many rows, that can prove more of the others; elsewhere the cross-entropy
+    proves at least as much.
 
     A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
     the first ``ramp`` of the epochs.
@@ -52,7 +55,8 @@ class Objective:
             raise ValueError(f"mix must lie in (0, 1], got {self.mix!r}")
         if not 0 <= self.ramp <= 1:
             raise ValueError(f"ramp must lie in [0, 1], got {self.ramp!r}")
-        check_power(self.power)
+        if self.power and not 1e-3 <= self.power <= 1:
+            raise ValueError(f"power must be 0 or lie in [0.001, 1], got {self.power!r}")
         if not isinstance(self.quick, bool):
             raise ValueError(f"quick must be True or False, got {self.quick!r}")
         replace(ANY_VALUE, unit=self.unit)  # raises if there is no such unit
@@ -76,7 +80,10 @@ class Objective:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Scores ``(n, classes)``, whose largest is y where the bound holds, and the loss, a scalar."""
         scores = -margins(model, x, y, self.budget, replace(ANY_VALUE, unit=self.unit), quick=self.quick)
-        loss = bound_loss(scores, y, self.power)
+        loss = self._bounded(scores, y) if self.power else F.cross_entropy(scores, y)
         if self.mix < 1:
             loss = self.mix * loss + (1 - self.mix) * F.cross_entropy(model(x), y)
         return scores, loss
+
+    def _bounded(self, scores: Tensor, y: Tensor) -> Tensor:
+        return -torch.expm1(-self.power * F.cross_entropy(scores, y, reduction="none")).mean() / self.power

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..common import check_count
-from .bound_loss import bound_loss, check_power
 
 TrainedVotes = Literal["softmax", "tanh"]
 _MIX_RISES, _BUDGET_RISES = (0.1, 0.4), (0.1, 0.5)  # shares of the epochs at which they begin and end to rise
@@ -45,7 +44,6 @@ class VoteObjective:
         seen: parts of each row that a step looks at, drawn anew in every step from torch's own generator, as dropout
             does; the budget counts in proportion. Parts of an image say much the same, so that a step on few of them
             teaches nearly as much and costs less. Default: all.
-        power: bounds the loss of the bound, as in `Objective`: rows that are far from it are given up.
     """
 
     budget: int
@@ -54,7 +52,6 @@ class VoteObjective:
     tau: float = 1.0
     smoothing: float = 0.1
     seen: int | None = None
-    power: float = 0.0
 
     bf16: ClassVar[bool] = True
 
@@ -70,7 +67,6 @@ class VoteObjective:
             raise ValueError(f"tau must be a finite number > 0, got {self.tau!r}")
         if self.seen is not None:
             object.__setattr__(self, "seen", check_count("seen", self.seen))
-        check_power(self.power)
 
     def at(self, epoch: int, epochs: int) -> VoteObjective:
         """The loss of an epoch: the objective with the mix and the budget that it has then."""
@@ -101,7 +97,7 @@ class VoteObjective:
         scores = -_SCALE / parts * worst.scatter(1, y.unsqueeze(1), 0.0)
         loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=self.smoothing)
         if self.mix:
-            loss = (1 - self.mix) * loss + self.mix * bound_loss(scores, y, self.power)
+            loss = (1 - self.mix) * loss + self.mix * F.cross_entropy(scores, y)
         return scores, loss
 
     def _ask(self, part_logits: Callable[..., Tensor], parts: int | None, x: Tensor) -> tuple[Tensor, int]:
