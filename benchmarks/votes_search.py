@@ -62,7 +62,8 @@ class Grid:
 class Candidate:
     """grids: several are families of parts that all vote.  budget: of the training.  more: of `VoteObjective`.
 
-    share: of the seconds that a candidate is trained for.  members: networks that learn apart, 512 rows of a step each.
+    epochs: None: as many as fit into share times the seconds that a candidate is given.
+    members: networks that learn apart, 512 rows of a step each.
     """
 
     grids: tuple[Grid, ...]
@@ -70,6 +71,7 @@ class Candidate:
     size: dict[str, Any]
     budget: int
     mirrored: bool = True
+    epochs: int | None = None
     share: float = 1.0
     members: int = 1
     augment: Augment = "crop-flip-reflect"
@@ -109,25 +111,19 @@ TRIED = {
     "128 parts, 16 seen, tanh": _128.on(more={"seen": 16, **_TANH}),
     "128 parts, 16 seen": _128.on(more={"seen": 16}),
 }
-_16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(share=1.2, members=3)
-_64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(members=3)
-_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(size={"width": 768, "depth": 4, "dropout": 0.2}, share=0.8, members=3)
-_BOUNDED = {"power": 0.6}
+_16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(epochs=50)
+_64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(epochs=50)
+_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(epochs=55)
+_256_SEEN = _128_SEEN.on(Grid((16, 16)), budget=28, more={"seen": 32, **_TANH})
 TRIED |= {
-    "16 parts, three members": _16_SEEN,
-    "16 parts, three members, colours": _16_SEEN.on(augment="warp-colour"),
-    "16 parts, three members, bounded loss": _16_SEEN.on(more={**_16_SEEN.more, **_BOUNDED}),
-    "64 parts, three members": _64_SEEN,
-    "64 parts, three members, colours, bounded loss": _64_SEEN.on(
-        augment="warp-colour", more={**_64_SEEN.more, **_BOUNDED}
-    ),
-    "128 parts, three members, bounded loss": _128_SEEN.on(more={**_128_SEEN.more, **_BOUNDED}),
-    "128 parts, three members, colours, bounded loss": _128_SEEN.on(
-        augment="warp-colour", more={**_128_SEEN.more, **_BOUNDED}
-    ),
-    "256 parts, three members, bounded loss": _128_SEEN.on(
-        Grid((16, 16)), budget=28, more={"seen": 32, **_TANH, **_BOUNDED}
-    ),
+    "16 parts, 4 seen, short": _16_SEEN,
+    "16 parts, 4 seen, short, colours": _16_SEEN.on(augment="warp-colour"),
+    "64 parts, 8 seen, short": _64_SEEN,
+    "64 parts, 8 seen, short, colours": _64_SEEN.on(augment="warp-colour"),
+    "128 parts, 16 seen, short, colours": _128_SEEN.on(augment="warp-colour"),
+    "128 parts, 16 seen, short, convolutions": _128_SEEN.on(network="cnn", size=_SMALL),
+    "128 parts, 16 seen, three members": _128_SEEN.on(epochs=165, members=3),
+    "256 parts, 32 seen, short": _256_SEEN,
 }
 
 
@@ -171,7 +167,8 @@ def benchmark(
     Nothing is allowed for rounding. Other rules on the same logits are measured for candidates without a comma.
 
     Args:
-        only: names of candidates, with " + " between them.  seconds: of each training, as many epochs as fit.
+        only: names of candidates, with " + " between them.
+        seconds: of each training that does not name its epochs.
         limit: seconds after which no candidate begins.
         workers: processes that share the candidates.  images: of each split, at most.
     """
@@ -210,9 +207,11 @@ def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None
         objective = VoteObjective(candidate.budget * len(owners), **candidate.more)
         batch = min(TRAINING.batch * candidate.members, len(x))
         config = replace(TRAINING, seed=run.seed, batch=batch, augment=candidate.augment)
-        some = min(len(x), PROBED * config.batch)
-        probe = fit(deepcopy(model), (x[:some], y[:some]), replace(config, epochs=2), objective=objective)
-        epochs = max(2, int(candidate.share * seconds / (probe.epochs[-1].seconds * len(x) / some)))
+        epochs = candidate.epochs
+        if epochs is None:
+            some = min(len(x), PROBED * config.batch)
+            probe = fit(deepcopy(model), (x[:some], y[:some]), replace(config, epochs=2), objective=objective)
+            epochs = max(2, int(candidate.share * seconds / (probe.epochs[-1].seconds * len(x) / some)))
         training = fit(model, (x, y), replace(config, epochs=epochs), objective=objective)
         with torch.no_grad(), dense_products(tf32=True):
             logits = torch.cat([model.eval().part_logits(part) for part in x_val.split(500)]).double()

@@ -464,7 +464,7 @@ def test_a_search_over_votes_measures_validation_images_and_fills_its_table(
     small: dict[str, Any] = {"width": 16, "depth": 1, "dropout": 0.0}
     plain = votes_search.Candidate((votes_search.Grid((2, 4)),), "mlp", small, 1)
     sheared = plain.on(votes_search.Grid((2, 4), block=(2, 1), shear=2), votes_search.Grid((4, 2)))
-    seen = plain.on(more={"seen": 2}, augment="warp-colour", share=3.0)
+    seen = plain.on(more={"seen": 2}, augment="warp-colour", epochs=9, members=2)
     made = {"8 parts": plain, "8 parts, two families": sheared, "8 parts, 2 seen": seen}
     made["8 parts, wrong"] = plain.on(budget=4)
     monkeypatch.setattr(votes_search, "TRIED", made)
@@ -478,6 +478,7 @@ def test_a_search_over_votes_measures_validation_images_and_fills_its_table(
     shares = [row.value for row in results.select(what="certified_accuracy", classifier="8 parts", method=None)]
     assert shares == sorted(shares, reverse=True)
     assert shares[3:] == [0.0] * 6  # half of the parts, and more
+    assert results.select(classifier="8 parts, 2 seen")[0].beside["epochs"] == 9
     results.commit = "000000000000"
     results.save(tmp_path / "results" / "votes-search.json")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
