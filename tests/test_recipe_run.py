@@ -251,7 +251,7 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
         1.0: evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, 1.0),
         10.0: evaluation([0, 1, -1, -1], [0, 1, -1, -1], attacks, 10.0),
     }
-    monkeypatch.setattr(Subject, "evaluate", lambda _self, _ball, beta, _attacks, _budgets: found[beta])
+    monkeypatch.setattr(Subject, "evaluate", lambda _self, _ball, beta, _attacks, _budgets, _radii: found[beta])
     one = recipe.load(tiny).classifiers[0]
     row = {"what": "robust_accuracy", "attack": "worst case", "queries": 1, "steps": 1}
     task = Task(one, "worst_case", row, (1, 2), (1.0, 10.0))

@@ -24,7 +24,7 @@ from .vote_objective import VoteObjective
 BATCH = 256  # rows at a time by default
 LARGEST = 1e4  # of a logit
 SHOWN = 1024  # rows of hidden numbers at a time
-FEW = 16  # parts that are tried when a model is made
+FEW = 4  # parts that are tried when a model is made
 
 
 class PartVote(nn.Module, Certifier):

@@ -244,10 +244,18 @@ def _card(its: Recipe, one: Classifier, data: Splits) -> dict[str, Any]:
 
 def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
     """Raises ValueError if the data does not fit the recipe, or has too few rows for all ranks."""
+    made: dict[str, nn.Module] = {}  # one for all classifiers that differ in their training alone
+
+    def example(one: Classifier) -> nn.Module:
+        arguments = _fitted(one, data)
+        if (key := repr(arguments)) not in made:
+            made[key] = build(arguments, seed=0)
+        return made[key]
+
     for one in recipe.everyone():
         with named(one.name):
             try:
-                network = build(_fitted(one, data), seed=None if one.objective is None else 0)
+                network = build(_fitted(one, data)) if one.objective is None else example(one)
                 if one.weights is not None or "python" in one.model:
                     _check_answer(_built(one, data, 0).eval(), data)
             except RuntimeError as error:
@@ -274,10 +282,9 @@ def _check_data(recipe: Recipe, data: Splits, team: Team) -> None:
             with named(task):
                 L0Ball(0, "pixel", -math.inf, math.inf).count(rows[:1], rows[:1])  # raises if channels come last
         if task.what == "certified_accuracy":
-            network = build(_fitted(task.classifier, data), seed=0).eval()
             with named(task):
                 ball = replace(task.certified_ball, budget=max(task.budgets))
-                certify.certifier(network, task.row.get("method", "best")).check(rows[:1], ball)
+                certify.certifier(example(task.classifier).eval(), task.row.get("method", "best")).check(rows[:1], ball)
 
 
 def _check_answer(network: nn.Module, data: Splits) -> None:
