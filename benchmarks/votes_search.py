@@ -113,17 +113,17 @@ TRIED = {
 }
 _16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(epochs=50)
 _64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(epochs=50)
-_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(epochs=55)
-_256_SEEN = _128_SEEN.on(Grid((16, 16)), budget=28, more={"seen": 32, **_TANH})
+_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(epochs=55, more={"seen": 16, "votes": "tanh", "tau": 4.0})
+_256_SEEN = _128_SEEN.on(Grid((16, 16)), budget=40)
 TRIED |= {
+    "256 parts, 16 seen, three members": _256_SEEN.on(epochs=165, members=3),
+    "128 parts, 16 seen, three members": _128_SEEN.on(epochs=165, members=3),
     "16 parts, 4 seen, short": _16_SEEN,
     "16 parts, 4 seen, short, colours": _16_SEEN.on(augment="warp-colour"),
     "64 parts, 8 seen, short": _64_SEEN,
     "64 parts, 8 seen, short, colours": _64_SEEN.on(augment="warp-colour"),
     "128 parts, 16 seen, short, colours": _128_SEEN.on(augment="warp-colour"),
     "128 parts, 16 seen, short, convolutions": _128_SEEN.on(network="cnn", size=_SMALL),
-    "128 parts, 16 seen, three members": _128_SEEN.on(epochs=165, members=3),
-    "256 parts, 32 seen, short": _256_SEEN,
 }
 
 
