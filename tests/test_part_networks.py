@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from certify_cases import Watch, few
+from ell0.nn.residual import SMALL, SmallConvolution, convolution
 from ell0.part_networks import Members, PartCNN, PartMLP, PartTransformer, Pool, SelfAttention
 
 PLACES = 6
@@ -187,3 +188,29 @@ def test_members_learn_apart_and_answer_together(members: int, m: int) -> None:
 def test_bad_arguments_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         make()
+
+
+@few
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda picture: picture[0] * picture[1] <= SMALL),
+    st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.booleans(),
+)  # fmt: skip
+def test_a_convolution_of_a_small_picture_is_a_dense_product(
+    picture: tuple[int, int], stride: int, before: int, after: int, last: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = convolution(before, after, stride, picture=picture).double()
+    assert type(layer) is SmallConvolution
+    x = torch.randn(5, before, *picture, dtype=torch.float64, requires_grad=True)
+    laid_out = x.contiguous(memory_format=torch.channels_last) if last else x
+    expected = F.conv2d(x, layer.weight, stride=stride, padding=1)
+    found = layer(laid_out)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    slopes = [torch.autograd.grad((out * weights).sum(), (x, layer.weight)) for out in (found, expected)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_larger_picture_is_convolved() -> None:
+    assert type(convolution(1, 1, picture=(5, 2))) is type(convolution(1, 1)) is nn.Conv2d
+    assert type(convolution(1, 1, 1, 1, picture=(2, 2))) is nn.Conv2d

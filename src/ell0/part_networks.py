@@ -89,16 +89,14 @@ class PartCNN(nn.Module):
         if pool not in get_args(Pool):
             raise ValueError(f'pool must be "mean" or "learned", got {pool!r}')
         wide = [check_count("widths", width) for width in widths]
-        self.first = convolution(shape[0], wide[0])
+        self.first = convolution(shape[0], wide[0], picture=shape[1:])
         self.place = _embedding(check_count("places", places), wide[0])
         self.norm = nn.BatchNorm2d(wide[0])
-        self.blocks = nn.Sequential()
+        self.blocks, size = nn.Sequential(), list(shape[1:])
         for before, after in pairwise((0, *wide)):
-            first = ResidualBlock(before, after, 2) if before else ResidualBlock(after, after)
-            self.blocks.extend(
-                [first, *(ResidualBlock(after, after) for _ in range(check_count("blocks", blocks) - 1))]
-            )
-        size = [-(-length // 2 ** (len(wide) - 1)) for length in shape[1:]]
+            self.blocks.append(ResidualBlock(before or after, after, 2 if before else 1, size))
+            size = [-(-length // 2) for length in size] if before else size
+            self.blocks.extend(ResidualBlock(after, after, 1, size) for _ in range(check_count("blocks", blocks) - 1))
         # What the weights of positions differ by from those of the mean, so that decay ends there.
         self.positions = nn.Parameter(torch.zeros(wide[-1], *size)) if pool == "learned" else None
         self.head = _head(wide[-1], classes)
