@@ -282,7 +282,8 @@ def votes_cost(files: Files) -> MarkdownTable:
 def votes_search(files: Files) -> MarkdownTable:
     """What was tried with votes of parts: a line for each candidate, and for each rule."""
     budgets, lines, n = (1, 2, 4, 8, 10, 13, 16, 20), list[list[str]](), list[str]()
-    for found in [files[name] for name in ("votes-search", "votes-search-seen") if files.has(name)]:
+    searches = [f"votes-search{part}" for part in ("", "-seen", "-members")]
+    for found in [files[name] for name in searches if files.has(name)]:
         for row in found.select(what="certified_radius"):
             which = {"classifier": row["classifier"], "method": row.get("method")}
             shares = [found.find(what="certified_accuracy", **which, budget=m) for m in (0, *budgets)]

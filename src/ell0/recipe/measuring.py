@@ -80,23 +80,26 @@ class Subject:
 
 
 def measure(task: Task, subject: Subject, known: Sequence[Verdicts] = ()) -> Measured:
-    """known: verdicts of other attacks on this classifier and rows of this split; they count for a worst case."""
-    if task.what == "worst_case":
-        return _worst(task, subject, known)
-    return {"clean_accuracy": _clean, "certified_accuracy": _certified}.get(task.what, _alone)(task, subject)
+    """known: verdicts of other measures of this classifier and rows of this split; they count for a worst case."""
+    if task.what in ("worst_case", "clean_accuracy"):
+        return {"worst_case": _worst, "clean_accuracy": _clean}[task.what](task, subject, known)
+    return {"certified_accuracy": _certified}.get(task.what, _alone)(task, subject)
 
 
 def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
     return Measurement.of(row["what"], figure, **{key: value for key, value in row.items() if key != "what"}, **more)
 
 
-def _clean(task: Task, subject: Subject) -> Measured:
+def _clean(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
+    """By certified radii if they are known, -1 for a misclassified row: the answer of a vote takes many passes."""
+
     def right(x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             parts = zip(x.split(subject.batch), y.split(subject.batch), strict=True)
             return torch.cat([subject.network(some).argmax(1) == labels for some, labels in parts])
 
-    rows = subject.team.by_row(right, subject.x, subject.y)
+    radii = certified_radii(known, len(subject.x), 0.0)
+    rows = subject.team.by_row(right, subject.x, subject.y) if radii is None else radii >= 0
     verdict = torch.where(rows, -1, 0)
     # The clean point lies in every box.
     return [_measurement(task.row, Share.of(rows))], [Verdicts(0.0, (CLEAN,), verdict, verdict)]

@@ -160,8 +160,14 @@ class Task:
         return rows + ([] if self.part is None else [{**self.row, "part": self.part}])
 
     def shares_rows(self, other: Task) -> bool:
-        """Whether what one found counts for the other: on rows of both, and in boxes of one kind, if both have one."""
-        mine, others = ((task.split, task.first, task.unit, task.classifier.name) for task in (self, other))
+        """Whether what one found counts for the other: on rows of both, and in boxes of one kind, if both have one.
+
+        A row that is misclassified as it is has no changed units, whatever they are.
+        """
+        clean = "clean_accuracy" in (self.what, other.what)
+        mine, others = (
+            (task.split, task.first, task.classifier.name, None if clean else task.unit) for task in (self, other)
+        )
         return mine == others and len({task.box_of for task in (self, other) if task.betas}) < 2
 
     def __str__(self) -> str:
@@ -178,7 +184,7 @@ class Recipe:
     """The whole of a run. text: the file as it was.  used: recipes whose classifiers are measured here too.
 
     threads: of a run on the CPU; None: torch's default.
-    tasks: every evaluation, in order; worst cases last, since they count what all the others find.
+    tasks: every evaluation, in order; certificates first and worst cases last, which count what all the others find.
     paper: figures of the paper, by the measurements they belong to.  quoted: figures of others, not run here.
     """
 

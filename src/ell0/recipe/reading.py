@@ -149,8 +149,7 @@ def _recipe(path: Path, text: bytes, content: dict[str, Any]) -> Recipe:
     known = {one.name: one for one in chain(classifiers, *(other.classifiers for other in used))}
     groups = dict(own) | {name: [one] for name, one in known.items()}
     tasks = chain(*(_tasks(table, groups, [*known], source) for table in top.tables("measure")))
-    # Worst cases come last, the hardest at the end: they count what all the others find.
-    ordered = sorted(tasks, key=lambda t: (t.row["queries"], t.row["steps"]) if t.what == "worst_case" else ())
+    ordered = sorted(tasks, key=_turn)
     figures = {key: top.tables(key) for key in ("paper", "quoted")}
     for table in chain(*figures.values()):
         table.need("value", NUMBER)
@@ -394,6 +393,16 @@ def _check(where: str, recipe: Recipe) -> None:
     for i, figure in enumerate(recipe.paper, 1):
         if not any(belongs(figure, key) for key in (*keys, *recipe.times())):
             raise ValueError(f"{where}, paper {i}: must belong to something that is measured, got {figure}")
+
+
+def _turn(task: Task) -> tuple[int, ...]:
+    """Certificates come first, since they say what clean accuracy is and which rows no attack can break.
+
+    Worst cases come last, the hardest at the end: they count what all the others find.
+    """
+    if task.what == "worst_case":
+        return 2, task.row["queries"], task.row["steps"]
+    return (0 if task.what == "certified_accuracy" else 1,)
 
 
 def _covers(certified: Task, task: Task) -> bool:
