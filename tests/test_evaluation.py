@@ -128,6 +128,20 @@ def test_a_row_is_attacked_above_its_certified_radius_alone() -> None:
         assert torch.equal(least[right], expected[right])
 
 
+def test_a_certified_radius_that_an_attack_refutes_stops_the_evaluation() -> None:
+    whole = evaluate_line(ball=within_one(4))
+    radii = torch.zeros(N, dtype=torch.int64)
+    assert_same(evaluate_line(ball=within_one(4), radii=radii.numpy()), whole)
+    row, true = int(whole.distance.argmax()), int(whole.distance.max())
+    radii[row] = 4
+    assert evaluate_line(ball=within_one(4), radii=radii).verdict[row] == -1  # it is not attacked
+    radii[row] = true
+    with pytest.raises(RuntimeError, match=f"row {row} has a certified radius of {true}, and a point at {true} is"):
+        evaluate_line(ball=within_one(4), radii=radii)
+    with pytest.raises(RuntimeError, match="row 0 has a certified radius of 1, and a point at 0 is misclassified"):
+        evaluate_line(ball=within_one(4), radii=torch.ones_like(radii))
+
+
 def test_a_row_falls_at_its_distance() -> None:
     """An attack that wakes up at budget 4 only, and then finds a nearer point, lowers the curve below 4 too."""
     x, y = rows()

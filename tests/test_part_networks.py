@@ -157,9 +157,10 @@ def test_members_learn_apart_and_answer_together(members: int, m: int) -> None:
     torch.testing.assert_close(together(parts, place), answers.mean(0))
     for network in networks:
         network.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, nn.Dropout) else None)
-    shares = torch.arange(m).chunk(members)
+    shares = torch.arange(m).tensor_split(members)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
     said = together.train()(parts, place)
-    for number, share in enumerate(shares):
+    for number, share in enumerate(share for share in shares if len(share)):
         torch.testing.assert_close(said[share], networks[number](parts[share], place[share]))
         for other, network in enumerate(networks):
             slopes = torch.autograd.grad(
@@ -214,3 +215,6 @@ def test_a_convolution_of_a_small_picture_is_a_dense_product(
 def test_a_larger_picture_is_convolved() -> None:
     assert type(convolution(1, 1, picture=(5, 2))) is type(convolution(1, 1)) is nn.Conv2d
     assert type(convolution(1, 1, 1, 1, picture=(2, 2))) is nn.Conv2d
+    for shape, small in (((3, 4, 2), 5), ((3, 6, 5), 1), ((3, 8, 8), 0)):
+        network = PartCNN(shape, PLACES, widths=(4, 4), blocks=1)
+        assert sum(type(layer) is SmallConvolution for layer in network.modules()) == small, shape

@@ -113,6 +113,16 @@ def test_the_sandwich_is_in_the_worst_case(certified: Path) -> None:
     assert "Proven and broken" in report.page([certified])
 
 
+def test_certificates_come_first_and_worst_cases_last(certified: Path) -> None:
+    whats = [task.what for task in recipe.load(certified / "recipe.toml").tasks]
+    turns = [{"certified_accuracy": 0, "worst_case": 2}.get(what, 1) for what in whats]
+    assert turns == sorted(turns)
+    assert set(turns) == {0, 1, 2}
+    pixels, clean = (task for task in recipe.load("cifar-fpa").tasks if "method" not in task.row)
+    assert pixels.unit == "pixel"
+    assert clean.shares_rows(pixels)  # in whatever unit
+
+
 def test_a_certificate_and_an_attack_that_disagree_stop_a_run() -> None:
     certificate = Verdicts.certificate(math.inf, torch.tensor([-1, 2, 3]))
     fine = Verdicts(10.0, ("clean", "rs"), torch.tensor([0, 1, -1]), torch.tensor([0, 3, -1]))

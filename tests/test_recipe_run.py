@@ -277,6 +277,32 @@ def test_the_worst_case_is_over_boxes_too(monkeypatch: pytest.MonkeyPatch, tiny:
         assert more[10.0, 2].decided.get("search alone", 0) == (value == 0)
 
 
+def test_a_worst_case_skips_what_is_proven_within_its_box(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    attacks, given = list(cascade(queries=1, steps=1)), dict[float, Any]()
+
+    def evaluated(_self: Subject, _ball: L0Ball, beta: float, *rest: Any) -> Evaluation:
+        given[beta] = rest[-1]
+        return evaluation([0, 2, 1, -1], [0, 2, 1, -1], attacks, beta)
+
+    monkeypatch.setattr(Subject, "evaluate", evaluated)
+    row = {"what": "robust_accuracy", "attack": "worst case", "queries": 1, "steps": 1}
+    task = Task(recipe.load(tiny).classifiers[0], "worst_case", row, (1, 2), (1.0, 10.0))
+    subject = Subject(torch.nn.Identity(), torch.zeros(4, 1), torch.zeros(4), 0, Path("none"))
+    narrow = Verdicts.certificate(1.0, torch.tensor([-1, 1, 0, 2]))
+    wide = Verdicts.certificate(10.0, torch.tensor([-1, 0, 0, 3]))
+    for known, expected in (
+        ([narrow], {1.0: [-1, 1, 0, 2], 10.0: None}),
+        ([narrow, wide], {1.0: [-1, 1, 0, 3], 10.0: [-1, 0, 0, 3]}),
+    ):
+        rows, _ = measure(task, subject, known)
+        assert given == {1.0: None, 10.0: None}  # unless it is asked for
+        shares = {(found["beta"], found["budget"]): found.get("certified") for found in rows}
+        assert shares[1.0, 1] == 0.5
+        assert shares[10.0, 1] == (None if len(known) == 1 else 0.25)
+        measure(replace(task, skip_proven=True), subject, known)
+        assert {beta: None if radii is None else radii.tolist() for beta, radii in given.items()} == expected
+
+
 def test_no_single_attack_beats_the_worst_case(tiny: Path, tmp_path: Path) -> None:
     edited(tiny, "queries = [4, 8]", "queries = [4, 400]\nrows = 20")
     edited(tiny, "queries = 8\nvalue", "queries = 400\nvalue")

@@ -158,9 +158,9 @@ class PartTransformer(nn.Module):
 class Members(nn.Module):
     """Several networks of parts that learn apart and answer together, by the mean of their logits.
 
-    In training mode each has an equal share of the parts of a batch to itself, so that a step costs as much as that of
-    one network, and a batch of as many times the rows gives each its own. Votes of one image go to one member where
-    the members divide the batch. A batch of fewer parts than members leaves some out.
+    In training mode the parts of a batch are shared out among them, so that a step costs as much as that of one
+    network, and a batch of as many times the rows gives each its own. Votes of one image go to one member where the
+    members divide the batch. A batch of fewer parts than members leaves some out.
 
     A mean of networks depends on a part as each of them does: whatever holds of votes of one network holds of it.
     passes: forward passes of one network for an answer.
@@ -176,8 +176,8 @@ class Members(nn.Module):
     def forward(self, parts: Tensor, place: Tensor) -> Tensor:
         if not self.training:
             return torch.stack([network(parts, place) for network in self.networks]).mean(0)
-        shares = zip(parts.chunk(len(self.networks)), place.chunk(len(self.networks)), strict=True)
-        return torch.cat([network(*share) for network, share in zip(self.networks, shares, strict=False)])
+        shares = zip(self.networks, parts.tensor_split(self.passes), place.tensor_split(self.passes), strict=True)
+        return torch.cat([network(mine, its) for network, mine, its in shares if len(mine)])
 
 
 class RowNorm(nn.Module):

@@ -196,7 +196,5 @@ def _logits(base: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
     channels = torch.cat(((1 + x) / 2, (1 - x) / 2), 1)
     seen = seen.unflatten(2, (1, *channels.shape[2:])) if channels.ndim == 4 else seen.repeat(1, 1, 2)
     # Chosen, not multiplied: a hidden infinity would come through as NaN.
-    copies = torch.where(seen, channels, 0.0).flatten(0, 1)
-    # Convolutions of many channels are fastest with channels last.
-    logits: Tensor = base(copies.contiguous(memory_format=torch.channels_last) if copies.ndim == 4 else copies)
+    logits: Tensor = base(torch.where(seen, channels, 0.0).flatten(0, 1))
     return logits

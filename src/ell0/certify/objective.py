@@ -27,8 +27,7 @@ class Objective:
 
     With p the share of y in the softmax of -margins, ``power`` > 0 replaces -log p by (1 - p^power) / power [Zhang18],
     which is at most 1 / power. A row far from its bound then has next to no gradient: it is given up, and its class may
-    be with it. Where the bound fails for many rows, that can prove more of the others; elsewhere the cross-entropy
-    proves at least as much.
+    be with it. Where the bound fails for many rows, that can prove more of the others.
 
     A network that has learnt nothing yet has no bound worth learning: the budget rises from 0, by whole changes, over
     the first ``ramp`` of the epochs.

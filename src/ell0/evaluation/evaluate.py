@@ -152,8 +152,8 @@ def evaluate(
         team: ranks that share the rows (`ell0.parallel`): each calls this with all of them and gets the same result.
             Rank 0 alone writes; the number of ranks may change before an evaluation goes on.
 
-    Raises a RuntimeError if, at the end, a point lies outside the ball, or the model gives its true label by more than
-    rounding explains.
+    Raises a RuntimeError if, at the end, a point lies outside the ball or within the certified radius of its row, or
+    the model gives its true label by more than rounding explains.
     """
     if preset is not None:
         if preset not in PRESETS:
@@ -176,10 +176,11 @@ def evaluate(
     budgets = _checked_budgets(budgets, ball)
     x, y = joined(model, x, batch, path is not None) if y is None else as_rows(model, x, y)
     Victim(model, x, y, ball, finite=False)  # checks the arguments as a whole
-    if radii is not None and (radii.dtype != torch.int64 or radii.shape != (len(x),)):
+    radii = torch.full((len(x),), -1, device="cpu") if radii is None else torch.as_tensor(radii)
+    if radii.dtype != torch.int64 or radii.shape != (len(x),):
         rule = f"radii must be int64 of shape ({len(x)},), as certify.radius gives them"
         raise ValueError(f"{rule}, got {radii.dtype} of shape {tuple(radii.shape)}")
-    proven = torch.full((len(x),), -1, device="cpu") if radii is None else radii.cpu()
+    radii = radii.cpu()
     team.check_rows("x", len(x))
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     few = torch.arange(min(len(x), PROBED), device=x.device)
@@ -207,7 +208,7 @@ def evaluate(
         turns = list(product(filter(None, budgets), enumerate(entries.items())))
         for turn, (budget, (column, (name, entry))) in enumerate(turns):
             stage = Step("attacks", turn, len(turns), f"{name}, budget {budget}")
-            stands = (state.verdict < 0) & (proven < budget)
+            stands = (state.verdict < 0) & (radii < budget)
             waiting = (stands & (state.tried[:, column] < budget)).nonzero().squeeze(1)
             for rows in waiting.split(batch * team.size) if len(waiting) else ():
                 began = time.perf_counter()
@@ -222,6 +223,11 @@ def evaluate(
             if len(waiting):
                 robust = percent(Share(int((state.verdict < 0).sum()), len(x)))
                 report(replace(stage, done=turn + 1, note=f"{stage.note}: robust accuracy {robust}"))
+        # Rounding may turn a row that no change can be proven for.
+        if len(refuted := ((state.verdict >= 0) & (state.distance <= radii) & (radii > 0)).nonzero()):
+            row = int(refuted[0])
+            said = f"row {row} has a certified radius of {int(radii[row])}, and a point at {int(state.distance[row])}"
+            raise RuntimeError(f"radii must hold, but {said} is misclassified")
         lost = check_claims(attacked, state, tuple(entries), batch, probe.random, team)
     ran = {name: Ran.of(entry.attack, entry.white_box) for name, entry in entries.items()}
     return Evaluation(
@@ -288,11 +294,11 @@ def _identity(
     budgets: tuple[int, ...],
     seed: int,
     tf32: bool,
-    radii: Tensor | None,
+    radii: Tensor,
 ) -> dict[str, str]:
     """What must be the same for an evaluation to go on from a state."""
     values = {"x": attacked.x, "y": attacked.y, "ball": attacked.ball, "budgets": budgets, "seed": seed, "tf32": tf32}
-    values |= {} if radii is None else {"radii": radii}
+    values |= {"radii": radii} if (radii >= 0).any() else {}
     parts = {name: of_value(name, value) for name, value in values.items()}
     parts |= {"model": of_model(attacked.model), "attacks": ", ".join(entries)}
     return parts | {f"parameters of {name}": of_attack(name, entry.attack) for name, entry in entries.items()}

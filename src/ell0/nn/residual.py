@@ -72,8 +72,8 @@ class GhostBatchNorm(nn.BatchNorm2d):
 class SmallConvolution(nn.Conv2d):
     """A 3x3 convolution, padded with 0, of pictures of at most nine pixels, as one dense product.
 
-    Each pixel of the result is a sum over all pixels of the picture, some of them with a weight of 0: no more
-    multiplications than nine for each, and a dense product runs several times faster than a convolution of so little.
+    Each pixel of the result is a sum over all pixels of the picture, some of them with a weight of 0. These are no more
+    multiplications than the nine of a convolution, in a form that processors are fast at.
     """
 
     taps: Tensor

@@ -82,8 +82,8 @@ class Subject:
 def measure(task: Task, subject: Subject, known: Sequence[Verdicts] = ()) -> Measured:
     """known: verdicts of other measures of this classifier and rows of this split; they count for a worst case."""
     if task.what in ("worst_case", "clean_accuracy"):
-        return {"worst_case": _worst, "clean_accuracy": _clean}[task.what](task, subject, known)
-    return {"certified_accuracy": _certified}.get(task.what, _alone)(task, subject)
+        return (_worst if task.what == "worst_case" else _clean)(task, subject, known)
+    return (_certified if task.what == "certified_accuracy" else _alone)(task, subject)
 
 
 def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
@@ -91,7 +91,7 @@ def _measurement(row: Row, figure: float, **more: Any) -> Measurement:
 
 
 def _clean(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
-    """By certified radii if they are known, -1 for a misclassified row: the answer of a vote takes many passes."""
+    """Reads answers off certified radii (-1: misclassified) if there are some: an answer of a vote is many passes."""
 
     def right(x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
@@ -123,8 +123,8 @@ def _certified(task: Task, subject: Subject) -> Measured:
     beside = {key: value for key, value in cost.items() if value is not None}
     *shares, median = certify.rows(radii, task.budgets, **identity, beside=beside)
     verdicts = Verdicts.certificate(task.row.get("beta", math.inf), radii)
-    if certifier.confidence is not None:
-        # What holds with some confidence is no proof, and an attack may break it.
+    if certifier.confidence is not None or getattr(certifier, "rule", None) != getattr(subject.network, "rule", None):
+        # What holds with some confidence is no proof, and an attack may break it; another rule is another classifier.
         verdicts = replace(verdicts, names=(), distance=verdicts.verdict)
     return [*shares, replace(median, seconds=round(time.perf_counter() - start, 3))], [verdicts]
 
@@ -212,19 +212,18 @@ def _worst(task: Task, subject: Subject, known: Sequence[Verdicts]) -> Measured:
     evidence: list[Verdicts] = []
     for beta in task.betas:
         ball = ball_within(beta, most, task.unit, task.box_of, subject.x.device)
-        radii = certified_radii(known, n, beta) if task.skip_proven else None
-        evaluation = subject.evaluate(ball, beta, attacks, task.budgets, radii)
+        certified = certified_radii(known, n, beta)
+        evaluation = subject.evaluate(ball, beta, attacks, task.budgets, certified if task.skip_proven else None)
         boxes.append(Verdicts(beta, (CLEAN, *attacks), evaluation.verdict, evaluation.distance))
         evidence += [boxes[-1], *(one for one in known if one.beta <= beta or one.proves)]
         flags += [f"values within {beta:g}: {flag}" for flag in evaluation.flags]
         for budget in task.budgets:
             row = {**task.row, "budget": budget, "beta": beta}
             counts, stands = decided(evidence, n, budget)
-            radii = certified_radii(evidence, n, beta)
-            certified = None if radii is None else int((radii >= budget).sum()) / n
+            share_proven = None if certified is None else int((certified >= budget).sum()) / n
             # One evaluation gave the figures of all budgets: its time stands once.
             seconds = round(sum(evaluation.seconds), 3) if budget == most else None
-            share = Share.of(stands)
-            found.append(_measurement(row, share, decided=counts, flags=flags, certified=certified, seconds=seconds))
+            more = {"decided": counts, "flags": flags, "certified": share_proven, "seconds": seconds}
+            found.append(_measurement(row, Share.of(stands), **more))
             over_right.append(_over_right(row, int(stands.sum()), n - counts[CLEAN]))
     return found + (over_right if task.right else []), boxes

@@ -162,7 +162,7 @@ class Task:
     def shares_rows(self, other: Task) -> bool:
         """Whether what one found counts for the other: on rows of both, and in boxes of one kind, if both have one.
 
-        A row that is misclassified as it is has no changed units, whatever they are.
+        Clean accuracy has no unit: its rows count for measures of any.
         """
         clean = "clean_accuracy" in (self.what, other.what)
         mine, others = (

@@ -333,7 +333,7 @@ def _tasks(
     method, white_box, counts = None, what == "worst_case", tuple[str, ...]()
     if what == "worst_case":
         spent = {"queries": table.take("queries", whole(1), 1000), "steps": table.take("steps", whole(1), 100)}
-        shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent}
+        shared |= {"what": "robust_accuracy", "attack": WORST_CASE, **spent} | ({"skip_proven": True} if skip else {})
         variants = [({}, tuple(sorted(betas)), None)]
     elif what == "certified_accuracy":
         if voters and "beta" in table.content:
@@ -396,7 +396,7 @@ def _check(where: str, recipe: Recipe) -> None:
 
 
 def _turn(task: Task) -> tuple[int, ...]:
-    """Certificates come first, since they say what clean accuracy is and which rows no attack can break.
+    """Certificates come first: clean accuracy can be read off them, and rows that they prove need no attack.
 
     Worst cases come last, the hardest at the end: they count what all the others find.
     """
@@ -409,4 +409,5 @@ def _covers(certified: Task, task: Task) -> bool:
     """Whether a task certifies all rows of another, in its boxes."""
     enough = certified.rows is None or (task.rows is not None and task.rows <= certified.rows)
     wide = not certified.betas or certified.betas[0] >= max(task.betas)
-    return certified.what == "certified_accuracy" and certified.shares_rows(task) and enough and wide
+    own = not certified.classifier.votes or "method" not in certified.row  # the rule of the model itself
+    return certified.what == "certified_accuracy" and certified.shares_rows(task) and enough and wide and own

@@ -34,7 +34,7 @@ from .splits import Splits, read_splits
 from .toml import named
 from .verdicts import Verdicts
 
-_FORMAT = b"3"  # of what a run folder holds; another version cannot go on with it
+_FORMAT = b"4"  # of what a run folder holds; another version cannot go on with it
 
 
 class BusyError(ValueError):
