@@ -46,7 +46,8 @@ class Subject:
     @property
     def batch(self) -> int:
         """Rows in one call of an attack; fewer of a vote, which makes many of each."""
-        return max(1, min(16384, 2**16 // self.passes)) if self.x.is_cuda else 512
+        rows, passes = (16384, 2**16) if self.x.is_cuda else (512, 2**14)
+        return max(1, min(rows, passes // self.passes))
 
     @property
     def passes(self) -> int:
