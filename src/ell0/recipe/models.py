@@ -45,7 +45,7 @@ def _votes(
     mirrored: bool = False,
     members: int = 1,
 ) -> certify.PartVote:
-    """A `PartVote` of sub-grids by strides, or of as many parts, to which pixels are dealt; members: networks."""
+    """A `PartVote` of sub-grids by strides, or of as many parts, to which pixels are dealt; each asks all members."""
     if bool(strides) == bool(parts):
         raise ValueError(f"votes must have strides or parts, and not both, got strides={strides} with parts={parts}")
     cut = certify.Partition.strides(shape, strides) if strides else certify.Partition.dealt(shape, parts)
