@@ -92,7 +92,8 @@ _128 = Candidate(few((8, 16)), "mlp", {"width": 1024, "depth": 4, "dropout": 0.2
 _SMALL = {"widths": (192,), "blocks": 3, "pool": "learned"}
 _STAGES = {"widths": (128, 256), "blocks": 2, "pool": "learned"}
 _PAIRS, _SHEARED = Grid((16, 8), block=(1, 2)), Grid((8, 16), shear=8)
-_TANH = {"votes": "tanh", "tau": 2.0}
+_ONE_STAGE = {**_WIDE, "pool": "learned"}
+_TANH, _SMOOTH = {"votes": "tanh", "tau": 2.0}, {"votes": "tanh", "tau": 4.0}
 TRIED = {
     "128 parts": _128,
     "64 parts": _64,
@@ -113,7 +114,7 @@ TRIED = {
 }
 _16_SEEN = TRIED["16 parts, 4 seen, two stages"].on(epochs=50)
 _64_SEEN = TRIED["64 parts, 8 seen, convolutions"].on(epochs=50)
-_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(epochs=55, more={"seen": 16, "votes": "tanh", "tau": 4.0})
+_128_SEEN = TRIED["128 parts, 16 seen, tanh"].on(epochs=55, more={"seen": 16, **_SMOOTH})
 _256_SEEN = _128_SEEN.on(Grid((16, 16)), budget=40)
 TRIED |= {
     "256 parts, 16 seen, three members": _256_SEEN.on(epochs=165, members=3),
@@ -124,6 +125,16 @@ TRIED |= {
     "64 parts, 8 seen, short, colours": _64_SEEN.on(augment="warp-colour"),
     "128 parts, 16 seen, short, colours": _128_SEEN.on(augment="warp-colour"),
     "128 parts, 16 seen, short, convolutions": _128_SEEN.on(network="cnn", size=_SMALL),
+}
+_16_COLOURS = _16_SEEN.on(augment="warp-colour")
+_64_COLOURS = _64_SEEN.on(augment="warp-colour")
+TRIED |= {
+    "16 parts, all seen, colours": _16_COLOURS.on(epochs=25, more={}),
+    "16 parts, 8 seen, colours, one stage": _16_COLOURS.on(epochs=30, size=_ONE_STAGE, more={"seen": 8}),
+    "16 parts, 8 seen, colours": _16_COLOURS.on(epochs=40, more={"seen": 8}),
+    "16 parts, 4 seen, colours, tanh": _16_COLOURS.on(more={"seen": 4, **_SMOOTH}),
+    "64 parts, 16 seen, colours": _64_COLOURS.on(epochs=35, more={"seen": 16}),
+    "64 parts, 8 seen, colours, tanh": _64_COLOURS.on(more={"seen": 8, **_SMOOTH}),
 }
 
 
