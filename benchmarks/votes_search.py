@@ -63,7 +63,7 @@ class Candidate:
     """grids: several are families of parts that all vote.  budget: of the training.  more: of `VoteObjective`.
 
     epochs: None: as many as fit into share times the seconds that a candidate is given.
-    members: networks that learn apart, 512 rows of a step each.
+    members: networks that learn apart, batch rows of a step each.
     """
 
     grids: tuple[Grid, ...]
@@ -74,6 +74,8 @@ class Candidate:
     epochs: int | None = None
     share: float = 1.0
     members: int = 1
+    batch: int = TRAINING.batch
+    rate: float = TRAINING.rates[0]
     augment: Augment = "crop-flip-reflect"
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -135,6 +137,16 @@ TRIED |= {
     "16 parts, 4 seen, colours, tanh": _16_COLOURS.on(more={"seen": 4, **_SMOOTH}),
     "64 parts, 16 seen, colours": _64_COLOURS.on(epochs=35, more={"seen": 16}),
     "64 parts, 8 seen, colours, tanh": _64_COLOURS.on(more={"seen": 8, **_SMOOTH}),
+}
+_SMALL_STEPS = {
+    "16 parts, 4 seen": TRIED["16 parts, 4 seen, colours, tanh"],
+    "64 parts, 8 seen": TRIED["64 parts, 8 seen, colours, tanh"],
+    "128 parts, 8 seen": _128_SEEN.on(network="cnn", size=_SMALL, augment="warp-colour", more={"seen": 8, **_SMOOTH}),
+}
+TRIED |= {
+    f"{name}, rate {rate}": each.on(epochs=40, batch=256, rate=rate)
+    for name, each in _SMALL_STEPS.items()
+    for rate in (0.0015, 0.003, 0.006, 0.012)
 }
 
 
@@ -216,8 +228,8 @@ def tried(run: Run, name: str, *, seconds: int, until: float, images: int | None
         )
         model, owners = built(candidate, tuple(x.shape[1:]), int(y.max()) + 1, run)
         objective = VoteObjective(candidate.budget * len(owners), **candidate.more)
-        batch = min(TRAINING.batch * candidate.members, len(x))
-        config = replace(TRAINING, seed=run.seed, batch=batch, augment=candidate.augment)
+        batch = min(candidate.batch * candidate.members, len(x))
+        config = replace(TRAINING, seed=run.seed, batch=batch, rates=(candidate.rate,), augment=candidate.augment)
         epochs = candidate.epochs
         if epochs is None:
             some = min(len(x), PROBED * config.batch)

@@ -217,9 +217,10 @@ def test_wrong_words_are_refused_before_anything_is_trained(tmp_path: Path, old:
 
 
 def test_the_sandwich_attacks_what_is_proven_at_every_budget() -> None:
-    votes, sandwich = recipe.load("cifar-votes-large"), recipe.load("cifar-votes-sandwich")
+    votes, sandwich = recipe.load("cifar-votes"), recipe.load("cifar-votes-sandwich")
     assert [one.model for one in sandwich.everyone()] == [one.model for one in votes.everyone()]
-    proven = {(t.classifier.name, t.budgets, t.unit) for t in votes.tasks if t.what == "certified_accuracy"}
+    certified = [t for t in votes.tasks if t.what == "certified_accuracy" and t.classifier.training.seed == 0]
+    proven = {(t.classifier.name, t.budgets, t.unit) for t in certified}
     for what in ("certified_accuracy", "worst_case"):
         tasks = [task for task in sandwich.tasks if task.what == what]
         assert {(task.classifier.name, task.budgets, task.unit) for task in tasks} == proven

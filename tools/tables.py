@@ -934,7 +934,7 @@ TABLES: dict[str, Make] = {
     "cifar-votes-sandwich": sandwich(
         "CIFAR-10",
         "cifar-votes-sandwich",
-        {"128 parts, ": "votes for 20, seed 0"},
+        {f"{parts} parts, ": f"votes for {m}, seed 0" for parts, m in ((16, 4), (64, 12), (128, 20))},
         (1, 2, 4, 6, 8, 10, 13, 16, 20, 24),
     ),
     "fashion-votes": certified(
