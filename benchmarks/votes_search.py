@@ -138,8 +138,10 @@ TRIED |= {
     "64 parts, 16 seen, colours": _64_COLOURS.on(epochs=35, more={"seen": 16}),
     "64 parts, 8 seen, colours, tanh": _64_COLOURS.on(more={"seen": 8, **_SMOOTH}),
 }
+_16_TANH = TRIED["16 parts, 4 seen, colours, tanh"]
 _SMALL_STEPS = {
-    "16 parts, 4 seen": TRIED["16 parts, 4 seen, colours, tanh"],
+    "16 parts, 4 seen": _16_TANH,
+    "16 parts, 4 seen, wide": _16_TANH.on(size={**_STAGES, "widths": (192, 384)}),
     "64 parts, 8 seen": TRIED["64 parts, 8 seen, colours, tanh"],
     "128 parts, 8 seen": _128_SEEN.on(network="cnn", size=_SMALL, augment="warp-colour", more={"seen": 8, **_SMOOTH}),
 }
