@@ -271,10 +271,13 @@ def votes_cost(files: Files) -> MarkdownTable:
         cells: list[str | Measurement] = []
         for one in found:
             growth = one.select(what="growth", **which)
-            cells += [f"{growth[0].value:.1f}" if growth else NONE, one.find(what="votes", **which)]
+            took = one.find(what="votes", **which)
+            seconds = f"{took['seconds'] * 10_000 / took['images']:.3g} s"
+            cells += [f"{growth[0].value:.1f}" if growth else NONE, took, seconds]
         kind = "residual MLP" if row["network"] == "mlp" else "convolutions"
         lines.append([kind, f"{row['side']} x {row['side']}", f"{row['parts']:,}", f"{row['classes']:,}", *cells])
-    head = [f"{title}: {words}" for title in titles for words in ("passes", "certificates, times the passes")]
+    words = ("passes", "certificates, times the passes", "10,000 certificates")
+    head = [f"{title}: {each}" for title in titles for each in words]
     note = "passes of an image, times those of 32 x 32 in 16 parts; smaller networks on the CPU, initial weights"
     return MarkdownTable(["network", "image", "parts", "classes", *head], lines, note)
 
@@ -282,7 +285,7 @@ def votes_cost(files: Files) -> MarkdownTable:
 def votes_search(files: Files) -> MarkdownTable:
     """What was tried with votes of parts: a line for each candidate, and for each rule."""
     budgets, lines, n = (1, 2, 4, 8, 10, 13, 16, 20), list[list[str]](), list[str]()
-    searches = [f"votes-search{part}" for part in ("", "-seen", "-members")]
+    searches = [f"votes-search{part}" for part in ("", "-seen", "-members", "-colours", "-rates")]
     for found in [files[name] for name in searches if files.has(name)]:
         for row in found.select(what="certified_radius"):
             which = {"classifier": row["classifier"], "method": row.get("method")}
