@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from balls import within_one
 from ell0 import ATTACKS, L0Ball, certify, models, ops
+from ell0.attacks import graphs
 from ell0.nn import InputScale, InputTruncation, TruncatedLinear
 from ell0.ops import gpu, reference
+from oracle import network
 
 INTERPRETED = gpu._interpreted()
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -398,6 +400,30 @@ def check_attacks() -> None:
         assert torch.equal(net(result.x_adv).argmax(1) != y, result.success), name
 
 
+def check_replays() -> None:
+    """Attacks find the same from CUDA graphs, on a model that adds up each row by itself, and are replayed at all."""
+    net = network(36).to(DEVICE)
+    x = (torch.rand(40, 1, 6, 6, generator=Generator().manual_seed(0)) * 2 - 1).to(DEVICE)
+    y, ball, replays = net(x).argmax(1), L0Ball(4, low=-1.0, high=1.0), []
+
+    def replayed(graph: torch.cuda.CUDAGraph) -> None:
+        replays.append(graph)
+        replay(graph)
+
+    replay = torch.cuda.CUDAGraph.replay
+    for name, attack in ATTACKS.items():
+        amounts = {"queries": 200, "steps": 60, "restarts": 2}
+        run_it = partial(attack, net, x, y, ball, **{key: amounts[key] for key in attack.settings if key in amounts})
+        called = run_it()
+        own = mock.patch.object(graphs, "_KNOWN", ("ell0", "torch", "oracle"))
+        with own, mock.patch.object(torch.cuda.CUDAGraph, "replay", replayed):
+            found = run_it()
+        for field in ("x_adv", "success", "distance", "queries", "x_best", "margin"):
+            assert torch.equal(getattr(found, field), getattr(called, field)), f"{name}: {field}"
+        assert name == "pointwise" or replays, f"{name} was not replayed"
+        replays.clear()
+
+
 ANYWHERE: dict[str, Callable[[], None]] = {
     "alone": check_alone,
     "mixed": check_mixed,
@@ -416,6 +442,7 @@ GPU_ONLY: dict[str, Callable[[], None]] = {
     "autocast": check_autocast,
     "input-truncation": check_input_truncation,
     "attacks": check_attacks,
+    "replays": check_replays,
 }
 
 

@@ -4,9 +4,10 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import pytest
@@ -19,6 +20,7 @@ import ell0
 from balls import within_one
 from ell0 import L0Ball
 from ell0.attacks import ATTACKS, AttackResult
+from ell0.attacks.graphs import Graphs
 from ell0.certify import Rule
 from ell0.common import Step
 from ell0.threat import Unit
@@ -507,3 +509,39 @@ def test_a_declaration_that_cannot_be() -> None:
 
     with pytest.raises(ValueError, match="white_box must be True for an attack by gradients alone"):
         ell0.attacks.attack(**own, gradients_only=True)(steepest)
+
+
+class Recorded(Graphs):
+    """Calls the first function of a key again where a GPU would replay it."""
+
+    def run(self, key: Hashable, call: Callable[[], Any]) -> Any:
+        first = cast(dict[Hashable, Any], self._found).setdefault(key, call)
+        return first()
+
+
+@every_attack
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize(("unit", "shape"), SHAPES)
+def test_replays_find_what_calls_find(
+    name: str, unit: Unit, shape: tuple[int, ...], targeted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = problem(unit, shape, 40, targeted=targeted)
+    longer = {"queries": 50, "steps": 30, "restarts": 2}
+    more: dict[str, Any] = {key: value for key, value in longer.items() if key in ATTACKS[name].settings}
+    called = case.attack(name, **more)
+    monkeypatch.setattr(Graphs, "of", lambda model, _: Recorded(model))
+    replayed = case.attack(name, **more)
+    assert called.success.any()
+    for field in TENSORS:
+        assert torch.equal(getattr(called, field), getattr(replayed, field)), field
+
+
+def test_only_known_modules_without_hooks_are_replayed_on_a_gpu() -> None:
+    model = ell0.models.mlp(2, in_features=12, hidden=(4,))
+    assert Graphs.of(model, torch.empty(1, 12)) is None
+    x = cast(Tensor, SimpleNamespace(is_cuda=True))
+    assert Graphs.of(model, x) is not None
+    assert Graphs.of(model.forward, x) is None
+    assert Graphs.of(network(12), x) is None
+    with model[1].register_forward_hook(lambda *_: None):
+        assert Graphs.of(model, x) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self, cast
@@ -16,10 +16,12 @@ from ..nn import prepared
 from ..threat import L0Ball, Unit, channels_last, describe
 from ..wrapping import Model, Wrapped, as_rows, wrap
 from .draws import Draws
+from .graphs import Graphs, recording
 from .surrogate import surrogate_gradients
 
 __all__ = ["AttackResult", "Model", "Victim"]
 
+_SPARE = 0.75  # share of a recorded batch that must be filled
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -76,6 +78,8 @@ class Victim:
                 victim.margins(candidates, at)
             return victim.result()
 
+    graphs: where steps can be replayed from CUDA graphs, what does it; else None.
+
     Inside, the model is in eval mode and its parameters ask for no gradient; afterwards both are as they were.
 
     Args:
@@ -114,6 +118,10 @@ class Victim:
         rows = torch.arange(self.n, device=x.device) if rows is None else rows
         self.draws = Draws(generator, rows.to(torch.int64))
         self.queries = torch.zeros(self.n, dtype=torch.int64, device=x.device)
+        self.left = self.n  # rows that stood when `while_standing` looked last
+        self.graphs: Graphs | None = None
+        self._batches: dict[Hashable, tuple[Tensor, ...]] = {}
+        self._sound = torch.ones((), dtype=torch.bool, device=x.device)  # what `_holds` could not wait for
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -140,9 +148,11 @@ class Victim:
             self.distance = torch.where(self.success, 0, -1)
             self.x_adv, self.x_best = self.x.clone(), self.x.clone()
             self._restore = stack.pop_all()
+        self.graphs = Graphs.of(self.model, self.x)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.graphs = None
         self._restore.close()
 
     @property
@@ -162,9 +172,24 @@ class Victim:
         """The inverse of `units`: ``(m, ...)``."""
         return units.reshape(len(units), *self.x.shape[1:])
 
-    def margins(self, points: Tensor, at: Tensor) -> Tensor:
-        """Margins ``(m,)`` of points for the rows ``at``, some perhaps several times; each costs its row a query."""
-        return self._learn(points, at, self._logits(points), cost=1)[0]
+    def margins(self, points: Tensor, at: Tensor, alive: Tensor | None = None) -> Tensor:
+        """Margins ``(m,)`` of points for the rows ``at``, some perhaps several times; each costs its row a query.
+
+        alive: ``(m,)`` bool, of rows that are all different: only these are asked, and nobody waits for the device.
+        """
+        logits = self._logits(points)
+        if alive is None:
+            return self._learn(points, at, logits, cost=1)[0]
+        margin, wrong = self.judge(logits, at)
+        better, broken = alive & (margin < self.margin[at]), alive & wrong
+        self.queries.index_add_(0, at, alive.to(at.dtype))
+        news = (
+            (self.margin, margin, better), (self.x_best, points, better), (self.x_adv, points, broken),
+            (self.success, broken, broken), (self.distance, self._ruler.count(self.x[at], points), broken),
+        )  # fmt: skip
+        for known, new, where in news:
+            known.index_copy_(0, at, torch.where(where.view(-1, *[1] * (new.ndim - 1)), new, known[at]))
+        return margin
 
     def errs(self, points: Tensor, at: Tensor) -> Tensor:
         """Whether the model errs on the points, or gives the target: ``(m,)`` bool; costs as `margins`."""
@@ -177,7 +202,7 @@ class Victim:
         others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
         margin = others - own if self.targeted else own - others
         # A search with nothing to compare would stand still.
-        if not margin.isfinite().all():
+        if not self._holds(margin.isfinite()):
             raise ValueError("model must return finite logits, got an infinite one where it decides the margin")
         given = logits.argmax(1) == labels
         return margin, given if self.targeted else ~given
@@ -229,17 +254,18 @@ class Victim:
                 raise ValueError("model must have a gradient for this attack, got logits that autograd cannot follow")
             return logits.detach(), slope, source.detach()
 
-        logits, slope, source = self._in_parts(ask, points, at)
+        logits, slope, source = self._replayed((loss, straight, behind), ask, points, at)
         return self._learn(points, at, logits, cost=2)[0], slope, source
 
     def while_standing(self, steps: Iterable[int], name: str, goal: int | None = None) -> Iterator[int]:
         """Yields the steps until every row is broken (within ``goal`` units if given), and reports each of them."""
         steps, start = list(steps), time.monotonic()
         for number, step in enumerate(steps):
-            left = len(self.above(self.x[0].numel() if goal is None else goal))
-            if not left:
+            self._check_sound()
+            self.left = len(self.above(self.x[0].numel() if goal is None else goal))
+            if not self.left:
                 return
-            self.report(name, number, len(steps), start, f"{left} of {self.n} rows stand")
+            self.report(name, number, len(steps), start, f"{self.left} of {self.n} rows stand")
             yield step
 
     def report(self, name: str, done: int, total: int, start: float, note: str) -> None:
@@ -249,6 +275,7 @@ class Victim:
 
     def result(self) -> AttackResult:
         """Everything that was found, checked once more: points in the ball, successes by a forward of their own."""
+        self._check_sound()
         for name, points in (("x_adv", self.x_adv), ("x_best", self.x_best)):
             outside = (~self.ball.contains(self.x, points)).nonzero()
             if len(outside):
@@ -287,6 +314,29 @@ class Victim:
     def _logits(self, points: Tensor) -> Tensor:
         return self._in_parts(lambda part: (self._ask(part),), points)[0]
 
+    def _replayed(self, key: Hashable, ask: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """`_in_parts`, or a replay of it for at least as many rows: those beyond are rows of before."""
+        m, batch = len(tensors[0]), self._batches.get(key)
+        if self.graphs is None or m > self._chunk:
+            return self._in_parts(ask, *tensors)
+        if batch is None or not _SPARE * len(batch[0]) <= m <= len(batch[0]):
+            batch = self._batches[key] = tuple(t.clone() for t in tensors)
+            self.graphs.forget(key)
+        for held, t in zip(batch, tensors, strict=True):
+            held[:m].copy_(t)
+        return tuple(t[:m].clone() for t in self.graphs.run(key, lambda: self._in_parts(ask, *batch)))
+
+    def _holds(self, good: Tensor) -> bool:
+        """Whether all are good. While a graph is recorded nobody knows: `_check_sound` says it later."""
+        if not recording():
+            return bool(good.all())
+        self._sound.logical_and_(good.all())
+        return True
+
+    def _check_sound(self) -> None:
+        if self.graphs is not None and not self._sound:
+            raise ValueError("model must return finite logits, got others in a step of this attack")
+
     def _in_parts(self, ask: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """``ask`` for all rows of the tensors, in as many parts as memory requires."""
         while True:
@@ -313,7 +363,7 @@ class Victim:
             rule = f"model must return floating-point logits of shape ({len(points)}, classes), 2 classes or more"
             raise ValueError(f"{rule}, got {describe(logits)}")
         top = logits.detach().amax(1)
-        if not top.isfinite().all():
+        if not self._holds(top.isfinite()):
             raise ValueError(f"model must return finite logits, got {float(top[~top.isfinite()][0])} among them")
         return logits
 

@@ -69,6 +69,10 @@ def sigma_zero(
         return victim.result()
 
 
+def _positive(_logits: Tensor, margin: Tensor) -> Tensor:
+    return margin.clamp(min=0)
+
+
 def sparsity_slope(change: Tensor, sigma: float = _SIGMA) -> Tensor:
     """Gradient of the mean over units of s / (s + sigma), s the squared L2 change; change: ``(m, channels, units)``."""
     square = change.square().sum(1, keepdim=True)
@@ -103,9 +107,7 @@ class Descent:
         """One forward and one backward for every open row."""
         self._drop_done()
         at, points = self.at, self.points()
-        margin, slope, _ = self.victim.slopes(
-            self.victim.points(points), at, lambda _, margin: margin.clamp(min=0), straight=True
-        )
+        margin, slope, _ = self.victim.slopes(self.victim.points(points), at, _positive, straight=True)
         self._keep(points, margin < 0)
         slope = (self.victim.units(slope) * self.width[at] + sparsity_slope(self.change)) * (self.width[at] > 0)
         slope = slope / slope.abs().amax((1, 2), keepdim=True).clamp(min=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -11,12 +12,15 @@ from ..common import Progress, check_count, silent
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
+from .graphs import Graphs
 
 __all__ = ["Values", "sparse_rs"]
 
 Values = Literal["corners", "black-white", "uniform"]
 
 _AHEAD = 2000  # numbers drawn at once
+_FILLED = 0.75  # share of a replayed batch whose rows must stand
+_MOMENTS, _NUMBERS = 32, 2**20  # moments, and numbers, drawn at once at most for a step that is replayed
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
 
@@ -85,6 +89,15 @@ def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
     return numbers[at.view(-1, 1, 1), channels.view(1, -1, 1), units.unsqueeze(1)]
 
 
+@dataclass
+class _Ahead:
+    """What is drawn for the moments from ``since`` on, ``(moments, m, numbers)``, and the place of the next."""
+
+    drawn: Tensor
+    place: Tensor
+    since: int = -_MOMENTS
+
+
 class Search:
     """A random search: for each standing row a set of changed units, and the best point so far.
 
@@ -120,22 +133,57 @@ class Search:
         rank[(self._points != self._clean[at]).any(1)] = -1
         self._order = rank.argsort(dim=1, stable=True)
         self._drawn: tuple[int, Tensor] = first, torch.empty(0)  # a moment, and what is drawn from it on
+        self._each = 3 + self._clean.shape[1]  # numbers drawn for a unit
+        self._ahead: dict[int, _Ahead] = {}
+        if victim.graphs is not None:
+            victim.graphs.forget()  # those of another search
 
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
+        graphs = self._victim.graphs if self._begun else None
+        if graphs is None or self._victim.left < _FILLED * len(self._at):
+            self._drop_fallen()
+        if len(self._at):
+            if not self._begun:
+                self._begin()
+            elif graphs is None:
+                self._move(moved, self._random(2 * moved))
+            else:
+                self._replay(graphs, moved)
+            self._begun, self._moment = True, self._moment + 1
+
+    def _standing(self) -> Tensor:
         stands = ~self._victim.success[self._at]
-        if self._limit is not None:
-            stands &= self._victim.queries[self._at] < self._limit
+        return stands if self._limit is None else stands & (self._victim.queries[self._at] < self._limit)
+
+    def _drop_fallen(self) -> None:
+        stands = self._standing()
         if not stands.all():
             self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
             self._size, self._rest, self._best = self._size[stands], self._rest[stands], self._best[stands]
             self._drawn = self._moment, torch.empty(0)
-        if len(self._at):
-            if self._begun:
-                self._move(moved)
-            else:
-                self._begin()
-            self._begun, self._moment = True, self._moment + 1
+            if self._victim.graphs is not None:
+                self._victim.graphs.forget()
+                self._ahead.clear()
+
+    def _replay(self, graphs: Graphs, moved: int) -> None:
+        """`_move` for the rows that stand, without waiting for the device; fallen rows stay for a while."""
+        if moved not in self._ahead:
+            m, count = len(self._at), 2 * moved * self._each
+            drawn = self._best.new_empty(max(1, min(_MOMENTS, _NUMBERS // (m * count))), m, count, dtype=torch.float64)
+            self._ahead[moved] = _Ahead(drawn, self._at.new_zeros(1))
+        ahead = self._ahead[moved]
+        if not 0 <= self._moment - ahead.since < len(ahead.drawn):
+            moments = torch.arange(self._moment, self._moment + len(ahead.drawn), device=self._at.device).unsqueeze(1)
+            ahead.drawn.copy_(self._victim.draws.uniform(self._at, moments, ahead.drawn.shape[2]))
+            ahead.since = self._moment
+        ahead.place.fill_(self._moment - ahead.since)
+
+        def move() -> None:
+            drawn = ahead.drawn.index_select(0, ahead.place).squeeze(0)
+            self._move(moved, drawn.unflatten(1, (2 * moved, self._each)), self._standing())
+
+        graphs.run(("search", moved), move)
 
     def _begin(self) -> None:
         count = int(self._size.max())
@@ -148,8 +196,7 @@ class Search:
         self._write(units, torch.where(held.unsqueeze(1), values, self._read(units)))
         self._best = self._victim.margins(self._victim.points(self._points), self._at)
 
-    def _move(self, moved: int) -> None:
-        random = self._random(2 * moved)
+    def _move(self, moved: int, random: Tensor, alive: Tensor | None = None) -> None:
         for i in range(moved):
             self._shuffle(torch.zeros_like(self._size), i, self._size, random[:, i, 0])
             self._shuffle(self._size, i, self._rest, random[:, moved + i, 0])
@@ -165,9 +212,9 @@ class Search:
         units = torch.cat([out, into], 1)
         old, new = self._read(units), torch.cat([clean, values], 2)
         self._write(units, new)
-        margin = self._victim.margins(self._victim.points(self._points), self._at)
+        margin = self._victim.margins(self._victim.points(self._points), self._at, alive)
         accept = (margin < self._best) | (margin < -1e-6)
-        self._best = torch.where(accept, margin, self._best)
+        self._best.copy_(torch.where(accept, margin, self._best))
         self._write(units, torch.where(accept.view(-1, 1, 1), new, old))
         self._order.scatter_(1, going, torch.where(accept.unsqueeze(1), into, out))
         self._order.scatter_(1, coming, torch.where(accept.unsqueeze(1), out, into))
@@ -182,7 +229,7 @@ class Search:
 
     def _random(self, units: int) -> Tensor:
         """``(m, units, 3 + channels)``: for each unit one to place it, one for each number, two so that it changes."""
-        each, (since, drawn) = 3 + self._clean.shape[1], self._drawn
+        each, (since, drawn) = self._each, self._drawn
         if self._moment >= since + len(drawn) or drawn.shape[2] != units:
             # For many moments at once where rows are few: each call has its price.
             ahead = _AHEAD // max(1, len(self._at) * units * each) + 1
