@@ -24,7 +24,7 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
-NETWORKED = ("walk", "select", "cut_bands")  # kernels with networks among their constants
+NETWORKED = ("walk", "select")  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
@@ -39,10 +39,10 @@ EXACT = 2048  # terms that can be counted in half precision
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
-PASSES, FAR = 3, 32  # that count before the bands are laid; one more where fewer terms leave: tails are hard to guess
+PASSES, FAR = 5, 32  # that count before the bands are laid; one more where fewer terms leave: tails are hard to guess
 STEEP = 2.0**15
 CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
-LIST = 128  # terms in a band
+LIST = 24  # terms in both bands of a pair
 FINISHERS, FINISH = 24, {"num_warps": 1, "maxnreg": 80}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
 COUNT, SUM, MASKED, UNROLL = (8, 256), (4, 512), (8, 512), 4
@@ -342,7 +342,6 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     twice = (twice << 16) | (twice & 0xFFFF)
     scale_x = scale_x * STEEP
     programs = _programs(FINISHERS, x.device)
-    scratch = x.new_empty(programs * 2 * LIST * LANES)
     width = len(lanes.reach)
     most = min(CHUNK, max(1, _MOST // (rows * max(4, -(-d // 32)))))
     for first in range(0, n, most):
@@ -352,31 +351,30 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
         for power, moment in zip((1, 2, 4), moments, strict=True):
             some, other = (m.pow(power).bfloat16() for m in (lanes.inner[:, first : first + chunk], weight))
             torch.mm(other, some, out=moment)
-        pivots, gaps, edges, brackets, sums = (x.new_empty(many, *shape) for many in (2, 2, 4, 8, 1))
-        bars, counted = (x.new_zeros(2, rows, chunk + chunk % 2, dtype=torch.float16) for _ in range(2))
+        edges, sums = (x.new_empty(many, *shape) for many in (4, 1))
+        even = chunk + chunk % 2
+        bars, counted, state = (x.new_empty(many, rows, even, dtype=torch.float16) for many in (2, 2, 10))
         found, marked = (x.new_empty(many, *shape, dtype=torch.int32) for many in (2, -(-d // 32)))
         for pair, (top, bottom) in enumerate(counts):
             cells = (-(-rows * chunk // 1024),)
             launch(
                 "guess_pivots", cells,
-                (moments, zeros, lanes.leads[0], scale_x, scale_w, pivots, gaps, bars, first, chunk, rows, d, top,
-                 bottom),
+                (moments, zeros, lanes.leads[0], scale_x, scale_w, bars, state, first, chunk, rows, d, top, bottom),
                 (("SIZE", 1024),), {"num_warps": 4},
             )  # fmt: skip
             passes = PASSES + (min(top, bottom) < FAR)
             for number in range(passes):
                 size, across = _tile(COUNT)
-                halved = bars.shape[2] // 2
                 launch(
-                    "count_terms", (-(-halved // across) * -(-rows // size),),
-                    (halves, twice, bars.view(torch.int32), counted.view(torch.int32), first // 2, halved, rows,
+                    "count_terms", (-(-even // (2 * across)) * -(-rows // size),),
+                    (halves, twice, bars.view(torch.int32), counted.view(torch.int32), first // 2, even // 2, rows,
                      width // 2, d),
                     (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("GPU", not _interpreted())), TILED,
                 )  # fmt: skip
                 launch(
                     "move_pivots", cells,
-                    (counted, weight, zeros, *lanes.leads, asked, scale_x, scale_w, pivots, gaps, bars, brackets,
-                     edges, first, chunk, rows, width, d, top, bottom),
+                    (counted, weight, zeros, *lanes.leads, asked, scale_x, scale_w, bars, state, edges,
+                     first, chunk, rows, width, d, top, bottom),
                     (("SIZE", 1024), ("FIRST", number == 0), ("LAST", number == passes - 1), ("LEADS", LEADS)),
                     {"num_warps": 4},
                 )  # fmt: skip
@@ -389,20 +387,10 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "cut_bands", (programs,),
                 (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums,
-                 marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], scratch,
+                 marked, bias, out[pair], cuts[pair], ties[pair], marks[pair],
                  first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
-                _cut_constants(keep, work.has_bias), FINISH,
+                (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
             )  # fmt: skip
-
-
-@functools.cache
-def _cut_constants(keep_cuts: bool, has_bias: bool) -> tuple[tuple[str, Any], ...]:
-    kernels = _kernels()
-    merge, places = kernels.merge(16)
-    return (
-        ("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts), ("SORT", kernels.SORT16),
-        ("MERGE", merge), ("PLACES", places),
-    )  # fmt: skip
 
 
 def _scale(largest: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ the bands, counts what lies beyond, and marks, a bit for each term, what lies in
 import triton
 import triton.language as tl
 
-from ._definition import by_definition, keys_of, value_of
+from ._definition import by_definition
 from ._language import LANES, LARGEST, any_of, bits_of, kernel, product_of
-from ._networks import merged, network
 
-# Half the width of a band, in gaps between terms: this, and more for each term that the pivot is off.
-SLACK, SPREAD = tl.constexpr(9.0), tl.constexpr(3.0)
+# In gaps between terms: how far beside a term a pivot is to lie, and more for each term that the last one was off; and
+# half the width of a band whose ends were not counted.
+ASIDE, SPREAD, SLACK = tl.constexpr(1.5), tl.constexpr(0.2), tl.constexpr(9.0)
+NEAR = tl.constexpr(8.0)
 WHOLE = tl.constexpr(24.0)  # so few terms between two pivots are a band
-CLOSE = tl.constexpr(64.0)  # so few terms between two pivots lie evenly
 
 
 @triton.jit
@@ -75,27 +75,30 @@ def _guess(k, zeros, d, mean, spread, tail):
 
 
 @triton.jit
-def _bar(pivot, scale):
-    """A pivot with the other sign, scaled as the terms are that are counted, in half precision."""
-    return (0.0 - tl.minimum(tl.maximum(pivot * scale, -60000.0), 60000.0)).to(tl.float16)
+def _halved(number):
+    """In half precision, which pivots, counts and gaps are kept in; pivots and gaps are scaled as the terms are."""
+    return tl.where(tl.abs(number) < 60000.0, number, tl.where(number > 0, float("inf"), float("-inf"))).to(tl.float16)
 
 
 @triton.jit
-def _narrow(
-    count, k, zeros, scale, pivots, gaps, bars, brackets, plane, here, FIRST: tl.constexpr, LAST: tl.constexpr
-):  # fmt: skip
+def _at(planes, number, plane, here):
+    return tl.load(planes + number * plane, mask=here, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _narrow(count, k, zeros, scale, bars, state, plane, here, FIRST: tl.constexpr, LAST: tl.constexpr):
     """Moves the pivot to where the k-th largest term should lie, between pivots that have been too low and too high.
 
     LAST: returns the band it lies in: from where to where. It is empty, just above 0, if the term is 0, and ends before
     0 if zeros would fill it.
     """
-    pivot, gap = tl.load(pivots, mask=here, other=0.0), tl.load(gaps, mask=here, other=0.0)
+    pivot, gap = 0.0 - _at(bars, 0, plane, here), _at(state, 0, plane, here)
     low, high = pivot * 0 - float("inf"), pivot * 0 + float("inf")
     many, few = high, pivot * 0  # how many terms lie beyond those
     enough = count >= k
     if not FIRST:
-        low, high = tl.load(brackets, mask=here), tl.load(brackets + 2 * plane, mask=here)
-        many, few = tl.load(brackets + 4 * plane, mask=here), tl.load(brackets + 6 * plane, mask=here)
+        low, high = _at(state, 2, plane, here), _at(state, 4, plane, here)
+        many, few = _at(state, 6, plane, here), _at(state, 8, plane, here)
         # How far apart terms lie, by what lies between this pivot and another one.
         above = (high < float("inf")) & (enough | (low == float("-inf")))
         way = tl.where(above, high, low) - pivot
@@ -112,71 +115,69 @@ def _narrow(
     off = count - k
     middle = pivot + off * gap
     if LAST:
-        slack = (SLACK + SPREAD * tl.sqrt(tl.abs(off))) * gap
+        slack = (SLACK + 3 * tl.sqrt(tl.abs(off))) * gap
         whole = closed & (many - few <= WHOLE)
         # Counts in half precision err a little.
         aside = 0.5 * gap + 0.002 * tl.abs(pivot)
-        from_ = tl.where(whole, low - aside, tl.maximum(middle - slack, low - aside))
-        to = tl.where(whole, high + aside, tl.minimum(middle + slack, high + aside))
+        from_ = tl.where(whole, low - aside, tl.maximum(middle - slack, low - aside)) / scale
+        to = tl.where(whole, high + aside, tl.minimum(middle + slack, high + aside)) / scale
         tiny = _tiny(pivot)
         from_ = tl.where(full & (pivot > 0), tl.maximum(from_, tiny), from_)
         to = tl.where(full & (pivot < 0), tl.minimum(to, 0.0 - tiny), to)
         from_, to = tl.where(at_zero, tiny, from_), tl.where(at_zero, 0.0, to)
         return tl.where(k == 0, float("inf"), from_), tl.where(k == 0, float("inf"), to)
     else:
+        # The next pivot is to lie beyond the term, so that both enclose it.
+        beyond = tl.where(tl.abs(off) < NEAR, ASIDE + SPREAD * tl.sqrt(tl.abs(off)), 0.0) * gap
+        middle = middle + tl.where(enough, beyond, 0.0 - beyond)
         # No pivot goes past zeros.
         past = full & (((pivot > 0) & (middle < 0)) | ((pivot < 0) & (middle > 0)))
         next_ = tl.where(at_zero | past, 0.0, middle)
-        inside = (next_ > low) & (next_ < high)
-        share = tl.minimum(tl.maximum((many - k + 0.5) / tl.maximum(many - few, 1.0), 0.02), 0.98)
-        close = (many - few < CLOSE) & ~(full & (next_ == 0))
-        next_ = tl.where(closed & ~at_zero & (close | ~inside), low + (high - low) * share, next_)
-        tl.store(pivots, next_, mask=here)
-        tl.store(gaps, gap, mask=here)
-        tl.store(bars, _bar(next_, scale), mask=here)
-        tl.store(brackets, low, mask=here)
-        tl.store(brackets + 2 * plane, high, mask=here)
-        tl.store(brackets + 4 * plane, many, mask=here)
-        tl.store(brackets + 6 * plane, few, mask=here)
+        # Between two pivots: on the side of the term where more others lie, and close to it.
+        over, under = many - k, k - few
+        close = ASIDE + SPREAD * tl.sqrt(tl.maximum(over, under))
+        aim = tl.where(over >= under, tl.minimum(close, 0.5 * over), 0.0 - tl.minimum(close, 0.5 * under))
+        share = tl.minimum(tl.maximum((over - aim + 0.5) / tl.maximum(many - few, 1.0), 0.02), 0.98)
+        next_ = tl.where(closed & ~at_zero & ~(full & (next_ == 0)), low + (high - low) * share, next_)
+        tl.store(bars, _halved(0.0 - next_), mask=here)
+        tl.store(state, _halved(gap), mask=here)
+        tl.store(state + 2 * plane, _halved(low), mask=here)
+        tl.store(state + 4 * plane, _halved(high), mask=here)
+        tl.store(state + 6 * plane, _halved(many), mask=here)
+        tl.store(state + 8 * plane, _halved(few), mask=here)
         return pivot, pivot
 
 
-@kernel("moments", "pivots")
+@kernel("moments", "bars")
 def guess_pivots(
-    moments, zeros, lead_count, scale_x, scale_w, pivots, gaps, bars, first, chunk, rows, d, top, bottom,
-    SIZE: tl.constexpr,
+    moments, zeros, lead_count, scale_x, scale_w, bars, gaps, first, chunk, rows, d, top, bottom, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Both pivots ``(2, rows, chunk)``, the lower with the other sign, as far as the terms' moments tell, and the gaps
-    between terms there.
+    """Both pivots, as far as the terms' moments tell, and the gaps between terms there: ``(2, rows, even)`` for an even
+    number of samples, scaled.
 
-    bars ``(2, rows, even)``: as `_bar` says, for an even number of samples.
+    The pivots have the other sign, as the lower terms have: what is said of the largest holds for both.
     moments ``(3, rows, chunk)``: sums of the terms, of their squares and of their fourth powers.  zeros: how many
     coordinates of each sample are 0.
     """
-    plane = rows * chunk
+    plane, even = rows * chunk, chunk + chunk % 2
     cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     here = cell < plane
-    sample = first + cell % chunk
+    row, sample = cell // chunk, first + cell % chunk
     none = tl.load(zeros + sample, mask=here, other=0) - tl.load(lead_count + sample, mask=here, other=0)
     none = none.to(tl.float32)
     others = tl.maximum(d - none, 1.0)
-    mean = tl.load(moments + cell, mask=here, other=0.0).to(tl.float32) / others
-    square = tl.load(moments + plane + cell, mask=here, other=1.0).to(tl.float32) / others
-    fourth = tl.load(moments + 2 * plane + cell, mask=here, other=3.0).to(tl.float32) / others
+    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + row, mask=here, other=0.0)
+    mean = _at(moments + cell, 0, plane, here) / others
+    square = _at(moments + cell, 1, plane, here) / others
+    fourth = _at(moments + cell, 2, plane, here) / others
     variance = tl.maximum(square - mean * mean, 0.01 * square)
     tail = tl.minimum(tl.maximum(fourth / (variance * variance + 1e-37) - 3, -1.2), 4.0)
-    spread = tl.sqrt(variance)
-    up, gap = _guess(top, none, d, mean, spread, tail)
-    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + cell // chunk, mask=here, other=0.0)
-    even = chunk + chunk % 2
-    bar = bars + cell // chunk * even + cell % chunk
-    tl.store(pivots + cell, up, mask=here)
-    tl.store(gaps + cell, gap, mask=here)
-    tl.store(bar, _bar(up, scale), mask=here)
-    down, gap = _guess(bottom, none, d, 0.0 - mean, spread, tail)
-    tl.store(pivots + plane + cell, down, mask=here)
-    tl.store(gaps + plane + cell, gap, mask=here)
-    tl.store(bar + rows * even, _bar(down, scale), mask=here)
+    at = row * even + cell % chunk
+    for side in tl.static_range(2):
+        k = bottom if side else top
+        pivot, gap = _guess(k, none, d, 0.0 - mean if side else mean, tl.sqrt(variance), tail)
+        tl.store(bars + side * rows * even + at, _halved(0.0 - pivot * scale), mask=here)
+        tl.store(gaps + side * rows * even + at, _halved(gap * scale), mask=here)
 
 
 @triton.jit
@@ -228,28 +229,28 @@ def count_terms(
     tl.store(counts + plane + cell, less, mask=here & there)
 
 
-@kernel("counts", "pivots", "edges", "chunk")
+@kernel("counts", "bars", "edges", "chunk")
 def move_pivots(
-    counts, weight, zeros, lead_count, lead_index, lead_value, asked, scale_x, scale_w, pivots, gaps, bars, brackets,
-    edges, first, chunk, rows, width, d, top, bottom,
+    counts, weight, zeros, lead_count, lead_index, lead_value, asked, scale_x, scale_w, bars, state, edges,
+    first, chunk, rows, width, d, top, bottom,
     SIZE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Moves the pivots of all pairs by what was counted. LAST: lays bands instead, whose edges are
     ``(4, rows, chunk)``.
+
+    state ``(10, rows, even)``: for both sides the gap, the pivots that were too low and too high, and their counts.
     """
-    plane = rows * chunk
+    plane, even = rows * chunk, chunk + chunk % 2
     cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     here = cell < plane
     row, sample = cell // chunk, first + cell % chunk
-    even = chunk + chunk % 2
-    at = row * even + cell % chunk
+    at, whole = row * even + cell % chunk, rows * even
     leads = tl.load(lead_count + sample, mask=here, other=0)
     none = (tl.load(zeros + sample, mask=here, other=0) - leads).to(tl.float32)
-    more = tl.load(counts + at, mask=here, other=0.0).to(tl.float32)
-    less = tl.load(counts + rows * even + at, mask=here, other=0.0).to(tl.float32)
+    scale = tl.load(scale_x + sample, mask=here, other=1.0) * tl.load(scale_w + row, mask=here, other=1.0)
+    more, less = _at(counts + at, 0, whole, here), _at(counts + at, 1, whole, here)
     if tl.load(asked + 1) > 0:
-        up = tl.load(pivots + cell, mask=here, other=0.0)
-        down = 0.0 - tl.load(pivots + plane + cell, mask=here, other=0.0)
+        up, down = 0.0 - _at(bars + at, 0, whole, here) / scale, _at(bars + at, 1, whole, here) / scale
         # Where samples are counted, outlying coordinates are zeros.
         more -= tl.where(up < 0, leads, 0)
         less -= tl.where(down > 0, leads, 0)
@@ -260,15 +261,9 @@ def move_pivots(
             term = tl.load(weight + row * d + index, mask=present, other=0.0) * v
             more += (present & (term > up)).to(tl.float32)
             less += (present & (term < down)).to(tl.float32)
-    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + row, mask=here, other=0.0)
-    high, outer_high = _narrow(
-        more, top, none, scale, pivots + cell, gaps + cell, bars + at, brackets + cell, plane, here, FIRST, LAST
-    )
-    cell2 = plane + cell
-    low, outer_low = _narrow(
-        less, bottom, none, scale, pivots + cell2, gaps + cell2, bars + rows * even + at, brackets + cell2, plane,
-        here, FIRST, LAST,
-    )  # fmt: skip
+    high, outer_high = _narrow(more, top, none, scale, bars + at, state + at, whole, here, FIRST, LAST)
+    at += whole
+    low, outer_low = _narrow(less, bottom, none, scale, bars + at, state + at, whole, here, FIRST, LAST)
     if LAST:
         low, outer_low = 0.0 - low, 0.0 - outer_low
         # The outer edges of bands that meet enclose both.
@@ -324,66 +319,27 @@ def sum_between(
 
 
 @triton.jit
-def _listed(terms, r, many):
-    return tl.load(terms + r * LANES, mask=r < many, other=float("-inf"))
+def _insert(listed, term):
+    """A list that falls, with one more term in its place; the least one leaves."""
+    out = ()
+    for r in tl.static_range(len(listed)):
+        out = out + (tl.maximum(listed[r], term),)
+        term = tl.minimum(listed[r], term)
+    return out
 
 
 @triton.jit
-def _ranked(terms, many, rank, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr):
-    """The rank-th largest listed term. Up to 32 are sorted; of more the bits of the rank-th are found one by one."""
-    v, b = (), ()
-    for r in tl.static_range(16):
-        v = v + (_listed(terms, r, many),)
-        b = b + (_listed(terms, 16 + r, many),)
-    v, b = network(v, SORT, True), network(b, SORT, False)
-    late = rank > 16
-    half = ()
-    for r in tl.static_range(16):
-        half = half + (tl.where(late, tl.minimum(v[r], b[r]), tl.maximum(v[r], b[r])),)
-    v = merged(half, MERGE, PLACES, True)
-    within = tl.where(late, rank - 16, rank)
-    cut = v[0]
-    for r in tl.static_range(1, 16):
-        cut = tl.where(within > r, v[r], cut)
-    longer = many > 32
-    if any_of(longer):
-        key = tl.full((LANES,), -(1 << 31), tl.int32)
-        for bit in range(0, 32):
-            higher = key ^ ((rank * 0 + 1) << (31 - bit))
-            reached = many * 0
-            for place in range(0, tl.max(many, 0)):
-                reached += ((place < many) & (keys_of(_listed(terms, place, many)) >= higher)).to(tl.int32)
-            key = tl.where(reached >= rank, higher, key)
-        cut = tl.where(longer, value_of(key), cut)
-    return cut
-
-
-@triton.jit
-def _around(terms, many, cut, beside):
-    """How many listed terms are above the cut, how many equal to it; the sum of those below it and above `beside`."""
-    above = many * 0
-    equal = above
-    inner = cut * 0
-    for r in range(0, tl.max(many, 0)):
-        term = _listed(terms, r, many)
-        above += (term > cut).to(tl.int32)
-        equal += (term == cut).to(tl.int32)
-        inner += tl.where((term < cut) & (term > beside), term, 0.0)
-    return above, equal, inner
-
-
-@triton.jit
-def _list(listed, many, term, some, LIST: tl.constexpr):
-    tl.store(listed + many * LANES, term, mask=some & (many < LIST))
-    return many + some.to(tl.int32)
+def _lowest(bits):
+    """The lowest of the bits that are set, and its place."""
+    lowest = bits & (bits ^ (bits - 1))
+    return lowest, (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
 @kernel()
 def cut_bands(
     weight, bound, x, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
-    marked, bias, out, cuts, ties, tied, scratch, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
-    LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, SORT: tl.constexpr,
-    MERGE: tl.constexpr, PLACES: tl.constexpr,
+    marked, bias, out, cuts, ties, tied, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
+    LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Lists the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
 
@@ -392,9 +348,6 @@ def cut_bands(
     """
     tiles = (chunk + LANES - 1) // LANES
     plane = rows * chunk
-    # The lower band's terms with the other sign: what is said of the largest holds for both.
-    upper_list = scratch + tl.program_id(0) * 2 * LIST * LANES + tl.arange(0, LANES)
-    lower_list = upper_list + LIST * LANES
     outlying = tl.load(asked + 1)
     for unit in range(tl.program_id(0), tiles * rows, programs):
         row = unit % rows
@@ -409,19 +362,36 @@ def cut_bands(
         mine = panel + lane // LANES * d * LANES + lane % LANES
         many = tl.full((LANES,), 0, tl.int32)
         many2, both = many, many
-        for begin in range(0, d, 32):
-            bits = ~tl.load(marked + begin // 32 * plane + cell, mask=here, other=-1)
-            bits = (bits << tl.maximum(begin + 32 - d, 0)).to(tl.uint32, bitcast=True)
-            while any_of(bits != 0):
-                lowest = bits & (bits ^ (bits - 1))
-                i = begin + 158 - (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23)
+        listed = ()
+        for _ in tl.static_range(LIST):
+            listed = listed + (tl.full((LANES,), float("-inf"), tl.float32),)
+        # 32 words of marks at a time: first which of them have some, then each lane goes through its own.
+        for begin in range(0, d, 1024):
+            words = tl.full((LANES,), 0, tl.uint32)
+            for word in range(0, tl.minimum(32, (d - begin + 31) // 32)):
+                marks = tl.load(marked + (begin // 32 + word) * plane + cell, mask=here, other=-1)
+                marks = (marks ^ -1) << tl.maximum(begin + 32 * word + 32 - d, 0)
+                words |= (marks != 0).to(tl.uint32) << word
+            bits = words ^ words
+            base = many * 0
+            while any_of((words | bits) != 0):
+                next_ = (bits == 0) & (words != 0)
+                first_word, number = _lowest(words)
+                its = tl.load(marked + (begin // 32 + number) * plane + cell, mask=next_, other=-1)
+                its = (its ^ -1) << tl.maximum(begin + 32 * number + 32 - d, 0)
+                bits = tl.where(next_, its.to(tl.uint32, bitcast=True), bits)
+                base = tl.where(next_, begin + 32 * number, base)
+                words = tl.where(next_, words ^ first_word, words)
                 some = bits != 0
+                bit, place = _lowest(bits)
+                i = base + 31 - place
                 w = tl.load(weight + row * d + i, mask=some, other=0.0)
                 term = w * tl.load(mine + i * LANES, mask=some, other=0.0) + 0.0
-                many = _list(upper_list, many, term, some & (term >= high), LIST)
-                many2 = _list(lower_list, many2, 0.0 - term, some & (term <= low), LIST)
+                listed = _insert(listed, tl.where(some, term, float("-inf")))
+                many += (some & (term >= high)).to(tl.int32)
+                many2 += (some & (term <= low)).to(tl.int32)
                 both += some.to(tl.int32)
-                bits ^= lowest
+                bits ^= bit
         far = tl.load(reach + lane, mask=here, other=0.0)
         largest = tl.load(bound + row * blocks)
         leads = tl.load(lead_count + lane, mask=here, other=0)
@@ -429,6 +399,7 @@ def cut_bands(
         value = tl.load(sums + cell, mask=here, other=0.0)
         above = tl.load(counts + cell, mask=here, other=0)
         below = d - above - both - tl.load(counts + plane + cell, mask=here, other=0)
+        total = both
         lost = (far != far) | (largest + 0.0 * far != largest)
         odd = (leads > LEADS) | ~(largest * far <= LARGEST)
         if outlying > 0:
@@ -443,14 +414,16 @@ def cut_bands(
                 value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
                 above += ((q < leads) & (term > outer_high)).to(tl.int32)
                 below += ((q < leads) & (term < outer_low)).to(tl.int32)
-                some = (q < leads) & (term >= outer_low) & (term <= outer_high)
-                many = _list(upper_list, many, term, some & (term >= high), LIST)
-                many2 = _list(lower_list, many2, 0.0 - term, some & (term <= low), LIST)
+                some = (q < leads) & (term >= outer_low) & (term <= outer_high) & ((term >= high) | (term <= low))
+                listed = _insert(listed, tl.where(some, term, float("-inf")))
+                many += (some & (term >= high)).to(tl.int32)
+                many2 += (some & (term <= low)).to(tl.int32)
+                total += some.to(tl.int32)
                 # It stays, if it is not removed: the sum is infinite.
-                odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & ((top == 0) | (bottom == 0)))
-        tl.debug_barrier()
-        odd = odd | (many > LIST) | (many2 > LIST)
-        many, many2 = tl.minimum(many, LIST), tl.minimum(many2, LIST)
+                odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & (some | (top == 0) | (bottom == 0)))
+        odd = odd | (total > LIST)
+        # Bands that meet are one.
+        reached, reached2 = tl.where(low >= high, total, many), tl.where(low >= high, total, many2)
         # A band that ends at 0 tells how many terms are positive, or negative.
         tiny = _tiny(high)
         positive, negative = above + many, below + many2
@@ -460,24 +433,21 @@ def cut_bands(
         rank, rank2 = top - above, bottom - below
         ends = outer_low + low + high + outer_high
         odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
-        odd = odd | (want & ((rank < 1) | (rank > many))) | (want2 & ((rank2 < 1) | (rank2 > many2)))
-        upper = tl.where(zero, 0.0, _ranked(upper_list, many, rank, SORT, MERGE, PLACES))
-        lower = tl.where(zero2, 0.0, 0.0 - _ranked(lower_list, many2, rank2, SORT, MERGE, PLACES))
-        upper = tl.where(top == 0, float("inf"), upper)
-        lower = tl.where(bottom == 0, float("-inf"), lower)
+        odd = odd | (want & ((rank < 1) | (rank > reached))) | (want2 & ((rank2 < 1) | (rank2 > reached2)))
+        # Of the list, so many leave first, and from here on the last.
+        gone = tl.where(want, rank, tl.where(zero, many, 0))
+        last = total - tl.where(want2, rank2, tl.where(zero2, many2, 0))
+        odd = odd | (gone > last)
+        upper, lower = tl.where(zero, 0.0, value * 0 + float("inf")), tl.where(zero2, 0.0, value * 0 - float("inf"))
+        inner = value * 0
+        for r in tl.static_range(LIST):
+            upper = tl.where(want & (gone == r + 1), listed[r], upper)
+            lower = tl.where(want2 & (last == r), listed[r], lower)
+            inner += tl.where((r >= gone) & (r < last), listed[r], 0.0)
         # Tied with both cuts: only zeros are so many as a rule.
-        odd = odd | ((upper == lower) & ~(zero & zero2)) | (upper < lower)
-        over, equal, inner = _around(upper_list, many, upper, lower)
-        # What lies in both bands has been added.
-        over2, equal2, inner2 = _around(lower_list, many2, 0.0 - lower, 0.0 - tl.minimum(upper, high))
-        leave, leave2 = rank - over, rank2 - over2
-        stay, stay2 = equal - leave, equal2 - leave2
-        inner -= inner2
-        inner += tl.where(want & (stay > 0), stay.to(tl.float32) * upper, 0.0)
-        inner += tl.where(want2 & (stay2 > 0), stay2.to(tl.float32) * lower, 0.0)
+        odd = odd | ((upper == lower) & ~(zero & zero2))
         value += inner
         odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
-        tl.debug_barrier()
         if HAS_BIAS:
             value += tl.load(bias + row)
         tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
@@ -486,12 +456,20 @@ def cut_bands(
         if bits != 0:
             by_definition(
                 weight + row * d, x, bias + row, first + unit // rows * LANES, bits, d, top, bottom, out + row, rows,
-                cuts + place, 1, rows * samples, ties + place, tied + row, tied + rows, HAS_BIAS, True, KEEP, 8,
+                cuts + place, 1, rows * samples, ties + place, tied + row, tied + rows, HAS_BIAS, True, KEEP,
             )  # fmt: skip
         if KEEP:
             good = here & ~odd
             tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
             tl.store(cuts + rows * samples + place + lane, lower, mask=good)
+            over, equal, over2, equal2 = many * 0, many * 0, many * 0, many * 0
+            for r in tl.static_range(LIST):
+                over += ((r < total) & (listed[r] > upper)).to(tl.int32)
+                equal += ((r < total) & (listed[r] == upper)).to(tl.int32)
+                over2 += ((r < total) & (listed[r] < lower)).to(tl.int32)
+                equal2 += ((r < total) & (listed[r] == lower)).to(tl.int32)
+            leave, leave2 = rank - over, rank2 - over2
+            stay, stay2 = equal - leave, equal2 - leave2
             tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
             tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
             some = good & ~lost & ((tie > 0) | (tie2 > 0))

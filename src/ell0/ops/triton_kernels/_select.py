@@ -363,7 +363,7 @@ def _counted(
         by_definition(
             raw, x, bias + row, tile * LANES, bits, d, k, k2, out + pair * samples * rows + row, rows,
             cuts + cell, 1, rows * samples, ties + cell, noted + rows + row, noted + 2 * rows,
-            HAS_BIAS, True, KEEP, 8,
+            HAS_BIAS, True, KEEP,
         )  # fmt: skip
     if KEEP:
         fine = here & ~odd

@@ -140,7 +140,7 @@ def _pair(
             d, K, K, out + walker * (1 if BY_WEIGHT else rows), rows if BY_WEIGHT else 1,
             cuts + cell, stride, rows * samples, ties + cell,
             marks + rows + walker + rows * (not BY_WEIGHT), marks + rows + rows * BY_WEIGHT,
-            HAS_BIAS, BY_WEIGHT, KEEP, 8,
+            HAS_BIAS, BY_WEIGHT, KEEP,
         )  # fmt: skip
     if KEEP:
         fine = here & ~odd
