@@ -198,7 +198,7 @@ def check_tiles() -> None:
             compare(x, weight, bias, counts)
     # After one pass so many terms lie in the bands that they are not sorted.
     x, weight, bias = (t.to(DEVICE) for t in few_stay(1, 1, 80, Generator().manual_seed(0)))
-    with mock.patch.multiple(gpu, MANY=0.0, PASSES=1, FAR=0):
+    with mock.patch.multiple(gpu, MANY=0.0, PASSES=1):
         out = gpu.forward(x, weight, bias, gpu.prepare(weight), ((26, 25),), False)[0][0]
     want = reference.trimmed_linear(x, weight, bias, top=26, bottom=25)
     close("value", out, want, reference.scale(x, weight, bias, top=26, bottom=25))

@@ -1,21 +1,24 @@
 """Many removed terms: the cuts are found by counting, at a price that does not grow with how many leave.
 
-A guess from the terms' moments is a pair's first pivot on each side. Passes over all terms count what lies beyond the
-pivots and move them; these counts may err. The last lays a band over each cut. One exact pass adds up what lies between
-the bands, counts what lies beyond, and marks, a bit for each term, what lies in them; `cut_bands` finds the cuts there.
+A pair's first pivot on each side is a guess from moments of its terms, by a regression on some pairs whose cuts are
+found by sorting. Passes over all terms count what lies beyond the pivots and move them; these counts may err. The last
+lays a band over each cut. One exact pass adds up what lies between the bands, counts what lies beyond, and marks, a bit
+for each term, what lies in them; `cut_bands` finds the cuts there. The few pairs whose bands miss or hold too many
+terms are listed, and `odd_pairs` does them by the definition.
 """
 
 import triton
 import triton.language as tl
 
-from ._definition import by_definition
-from ._language import LANES, LARGEST, any_of, bits_of, kernel, product_of
+from ._definition import keys_of, value_of
+from ._language import LANES, LARGEST, any_of, kernel, product_of
 
-# In gaps between terms: how far beside a term a pivot is to lie, and more for each term that the last one was off; and
-# half the width of a band whose ends were not counted.
-ASIDE, SPREAD, SLACK = tl.constexpr(1.5), tl.constexpr(0.2), tl.constexpr(9.0)
+# In gaps between terms: how far beside a term a pivot is to lie, and more for the root of how many terms the last one
+# was off; and half the width of a band whose ends were not counted, and more for that root.
+ASIDE, SPREAD, SLACK, WIDER = tl.constexpr(1.5), tl.constexpr(0.2), tl.constexpr(4.0), tl.constexpr(2.0)
 NEAR = tl.constexpr(8.0)
-WHOLE = tl.constexpr(24.0)  # so few terms between two pivots are a band
+MOMENTS = tl.constexpr(8)  # sums that the guess knows: of squares, then seven that describe the shape
+FARTHEST = tl.constexpr(4.0)  # deviations from the mean of the pairs it was learnt from
 
 
 @triton.jit
@@ -45,33 +48,6 @@ def _ones(bits):
 def _tiny(like):
     """The smallest number above 0. As a constant it would be a double."""
     return ((like != like).to(tl.int32) * 0 + 1).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _quantile(k, many):
-    """How far from the mean the k-th largest of so many normal numbers lies, in deviations."""
-    p = tl.minimum(tl.maximum(k / many, 1e-6), 1 - 1e-6)
-    t = tl.sqrt(-2 * tl.log(tl.minimum(p, 1 - p)))
-    z = t - (2.308 + 0.271 * t) / (1 + 0.992 * t + 0.045 * t * t)
-    return tl.where(p < 0.5, z, -z)
-
-
-@triton.jit
-def _guess(k, zeros, d, mean, spread, tail):
-    """A pivot for the k-th largest term, and how far apart terms lie there.
-
-    `zeros` terms are 0; mean, spread and tail (excess of the fourth moment) are those of the others.
-    """
-    k = k + 0.0 * mean
-    others = tl.maximum(d - zeros, 1.0)
-    half = 0.5 * others
-    away = tl.sqrt(others)
-    at_zero = (zeros > 8) & (k > half - away) & (k < half + zeros + away)
-    z = _quantile(tl.where(k > half + zeros, k - zeros, tl.minimum(k, half)) - 0.5, others)
-    pivot = mean + spread * (z + (z * z * z - 3 * z) * tail / 24)
-    stretch = tl.maximum(1 + (3 * z * z - 3) * tail / 24, 0.3)
-    gap = tl.minimum(spread * stretch * 2.5066 * tl.exp(0.5 * z * z) / others, 0.25 * spread)
-    return tl.where(at_zero, 0.0, pivot), gap
 
 
 @triton.jit
@@ -115,15 +91,14 @@ def _narrow(count, k, zeros, scale, bars, state, plane, here, FIRST: tl.constexp
     off = count - k
     middle = pivot + off * gap
     if LAST:
-        slack = (SLACK + 3 * tl.sqrt(tl.abs(off))) * gap
-        whole = closed & (many - few <= WHOLE)
+        slack = (SLACK + WIDER * tl.sqrt(tl.abs(off))) * gap
         # Counts in half precision err a little.
         aside = 0.5 * gap + 0.002 * tl.abs(pivot)
-        from_ = tl.where(whole, low - aside, tl.maximum(middle - slack, low - aside)) / scale
-        to = tl.where(whole, high + aside, tl.minimum(middle + slack, high + aside)) / scale
+        from_ = tl.maximum(middle - slack, low - aside) / scale
+        to = tl.minimum(middle + slack, high + aside) / scale
         tiny = _tiny(pivot)
-        from_ = tl.where(full & (pivot > 0), tl.maximum(from_, tiny), from_)
-        to = tl.where(full & (pivot < 0), tl.minimum(to, 0.0 - tiny), to)
+        from_ = tl.where(full & ((pivot > 0) | ((pivot == 0) & enough)), tl.maximum(from_, tiny), from_)
+        to = tl.where(full & ((pivot < 0) | ((pivot == 0) & ~enough)), tl.minimum(to, 0.0 - tiny), to)
         from_, to = tl.where(at_zero, tiny, from_), tl.where(at_zero, 0.0, to)
         return tl.where(k == 0, float("inf"), from_), tl.where(k == 0, float("inf"), to)
     else:
@@ -131,14 +106,14 @@ def _narrow(count, k, zeros, scale, bars, state, plane, here, FIRST: tl.constexp
         beyond = tl.where(tl.abs(off) < NEAR, ASIDE + SPREAD * tl.sqrt(tl.abs(off)), 0.0) * gap
         middle = middle + tl.where(enough, beyond, 0.0 - beyond)
         # No pivot goes past zeros.
-        past = full & (((pivot > 0) & (middle < 0)) | ((pivot < 0) & (middle > 0)))
-        next_ = tl.where(at_zero | past, 0.0, middle)
+        past = full & (((pivot > 0) & (middle <= 0)) | ((pivot < 0) & (middle >= 0)))
+        next_ = tl.where(at_zero, 0.0, tl.where(past, 0.5 * pivot, middle))
         # Between two pivots: on the side of the term where more others lie, and close to it.
         over, under = many - k, k - few
         close = ASIDE + SPREAD * tl.sqrt(tl.maximum(over, under))
         aim = tl.where(over >= under, tl.minimum(close, 0.5 * over), 0.0 - tl.minimum(close, 0.5 * under))
         share = tl.minimum(tl.maximum((over - aim + 0.5) / tl.maximum(many - few, 1.0), 0.02), 0.98)
-        next_ = tl.where(closed & ~at_zero & ~(full & (next_ == 0)), low + (high - low) * share, next_)
+        next_ = tl.where(closed & ~at_zero, low + (high - low) * share, next_)
         tl.store(bars, _halved(0.0 - next_), mask=here)
         tl.store(state, _halved(gap), mask=here)
         tl.store(state + 2 * plane, _halved(low), mask=here)
@@ -148,36 +123,80 @@ def _narrow(count, k, zeros, scale, bars, state, plane, here, FIRST: tl.constexp
         return pivot, pivot
 
 
+@kernel()
+def solve(systems, solutions, size, sides, TILE: tl.constexpr):
+    """Solves systems ``(programs, TILE, TILE)``, float64, by Gauss and Jordan: the first `size` columns are a positive
+    definite matrix, the next `sides` the right sides; solutions ``(programs, size, sides)``, float32.
+    """
+    row, column = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    m = tl.load(systems + tl.program_id(0) * TILE * TILE + row * TILE + column)
+    for j in range(size):
+        across = tl.sum(tl.where(row == j, m, 0.0), 0)
+        down = tl.sum(tl.where(column == j, m, 0.0), 1)
+        at = tl.arange(0, TILE) == j
+        across = across / tl.sum(tl.where(at, across, 0.0), 0)
+        m = tl.where(row == j, across[None, :], m - down[:, None] * across[None, :])
+    at = tl.program_id(0) * size * sides + row * sides + column - size
+    tl.store(solutions + at, m.to(tl.float32), mask=(row < size) & (column >= size) & (column < size + sides))
+
+
 @kernel("moments", "bars")
 def guess_pivots(
-    moments, zeros, lead_count, scale_x, scale_w, bars, gaps, first, chunk, rows, d, top, bottom, SIZE: tl.constexpr
+    moments, zeros, lead_count, centre, learnt, bars, gaps, first, chunk, rows, d, top, bottom,
+    SIZE: tl.constexpr, STEEP: tl.constexpr,
 ):  # fmt: skip
     """Both pivots, as far as the terms' moments tell, and the gaps between terms there: ``(2, rows, even)`` for an even
     number of samples, scaled.
 
     The pivots have the other sign, as the lower terms have: what is said of the largest holds for both.
-    moments ``(3, rows, chunk)``: sums of the terms, of their squares and of their fourth powers.  zeros: how many
-    coordinates of each sample are 0.
+    moments ``(8, rows, chunk)``: as `gpu._moments` says.  zeros: how many coordinates of each sample are 0.
+    centre ``(2, 7)``: mean and deviation of the shapes that the guess was learnt from.  learnt: ``(2, 36, 2)`` for both
+    sides, what pivot and gap take of 1, of each shape and of each product of two; after these the mean gap of each side.
     """
     plane, even = rows * chunk, chunk + chunk % 2
     cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     here = cell < plane
-    row, sample = cell // chunk, first + cell % chunk
-    none = tl.load(zeros + sample, mask=here, other=0) - tl.load(lead_count + sample, mask=here, other=0)
-    none = none.to(tl.float32)
-    others = tl.maximum(d - none, 1.0)
-    scale = tl.load(scale_x + sample, mask=here, other=0.0) * tl.load(scale_w + row, mask=here, other=0.0)
-    mean = _at(moments + cell, 0, plane, here) / others
-    square = _at(moments + cell, 1, plane, here) / others
-    fourth = _at(moments + cell, 2, plane, here) / others
-    variance = tl.maximum(square - mean * mean, 0.01 * square)
-    tail = tl.minimum(tl.maximum(fourth / (variance * variance + 1e-37) - 3, -1.2), 4.0)
-    at = row * even + cell % chunk
+    sample = first + cell % chunk
+    nothing = tl.load(zeros + sample, mask=here, other=0).to(tl.float32)
+    leads = tl.load(lead_count + sample, mask=here, other=0).to(tl.float32)
+    none = nothing - leads
+    size = tl.sqrt(tl.maximum(_at(moments + cell, 0, plane, here) / d, 0.0))
+    unit = tl.maximum(size, 1e-8)
+    root, signs = tl.sqrt(unit), _at(moments + cell, 5, plane, here)
+    square = unit * unit
+    shapes = ()
+    for r in tl.static_range(MOMENTS - 1):
+        moment = _at(moments + cell, r + 1, plane, here) / d
+        # Of the terms, their cubes, fourth powers, magnitudes, signs, roots of magnitudes without sign and with it.
+        by = unit * square if r == 1 else (square * square if r == 2 else (root if r > 4 else unit))
+        shape = moment if r == 4 else moment / by
+        shape = (shape - tl.load(centre + r)) / tl.load(centre + MOMENTS - 1 + r)
+        shapes = shapes + (tl.minimum(tl.maximum(shape, -FARTHEST), FARTHEST) + 0.0 * shape,)
+    COUNT: tl.constexpr = MOMENTS + (MOMENTS - 1) * MOMENTS // 2
+    at = cell // chunk * even + cell % chunk
     for side in tl.static_range(2):
         k = bottom if side else top
-        pivot, gap = _guess(k, none, d, 0.0 - mean if side else mean, tl.sqrt(variance), tail)
-        tl.store(bars + side * rows * even + at, _halved(0.0 - pivot * scale), mask=here)
-        tl.store(gaps + side * rows * even + at, _halved(gap * scale), mask=here)
+        its = learnt + side * COUNT * 2
+        pivot, gap = size * 0 + tl.load(its), size * 0 + tl.load(its + 1)
+        for i in tl.static_range(MOMENTS - 1):
+            pivot += tl.load(its + 2 * (i + 1)) * shapes[i]
+            gap += tl.load(its + 2 * (i + 1) + 1) * shapes[i]
+            for j in tl.static_range(i, MOMENTS - 1):
+                # Products of the i-th come after those of the ones before.
+                number = MOMENTS + i * (MOMENTS - 1) - i * (i - 1) // 2 + j - i
+                both = shapes[i] * shapes[j]
+                pivot += tl.load(its + 2 * number) * both
+                gap += tl.load(its + 2 * number + 1) * both
+        mean = tl.load(learnt + 2 * COUNT * 2 + side)
+        gap = tl.minimum(tl.maximum(gap, 0.3 * mean), 3 * mean) * size
+        pivot = pivot * size
+        positive = 0.5 * ((0.0 - signs if side else signs) + d - nothing + leads)
+        full = none > 8
+        pivot = tl.where(full & (k <= positive), tl.maximum(pivot, gap), pivot)
+        pivot = tl.where(full & (k > positive + none), tl.minimum(pivot, 0.0 - gap), pivot)
+        pivot = tl.where(full & (k > positive) & (k <= positive + none), 0.0, pivot)
+        tl.store(bars + side * rows * even + at, _halved((0.0 - pivot) * STEEP), mask=here)
+        tl.store(gaps + side * rows * even + at, _halved(gap * STEEP), mask=here)
 
 
 @triton.jit
@@ -338,13 +357,13 @@ def _lowest(bits):
 @kernel()
 def cut_bands(
     weight, bound, x, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
-    marked, bias, out, cuts, ties, tied, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
+    marked, bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
     LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Lists the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
 
-    tied: as the last two parts of the marks of `walk`. What defeats a band is done by the definition. The programs of a
-    multiprocessor share samples, whose panel stays in its cache.
+    tied: as the last two parts of the marks of `walk`.  odds: how many pairs defeat a band, then their cells, in any
+    order. The programs of a multiprocessor share samples, whose panel stays in its cache.
     """
     tiles = (chunk + LANES - 1) // LANES
     plane = rows * chunk
@@ -452,12 +471,10 @@ def cut_bands(
             value += tl.load(bias + row)
         tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
         place = row * samples
-        bits = bits_of(odd)
-        if bits != 0:
-            by_definition(
-                weight + row * d, x, bias + row, first + unit // rows * LANES, bits, d, top, bottom, out + row, rows,
-                cuts + place, 1, rows * samples, ties + place, tied + row, tied + rows, HAS_BIAS, True, KEEP,
-            )  # fmt: skip
+        if any_of(odd):
+            place_of = tl.cumsum(odd.to(tl.int32), 0)
+            begun = tl.atomic_add(odds, tl.max(place_of, 0))
+            tl.store(odds + begun + place_of, cell, mask=odd)
         if KEEP:
             good = here & ~odd
             tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
@@ -478,3 +495,70 @@ def cut_bands(
                 tl.store(ties + rows * samples + place + lane, tie2, mask=some)
                 tl.atomic_max(tied + row, 1)
                 tl.atomic_max(tied + rows + lane, 1, mask=some)
+
+
+@triton.jit
+def _beyond(key, inside, k, flip):
+    """The k-th largest key; the k-th smallest where flip is -1, not 0."""
+    low = k * 0 - 0x7F800001  # at least k are at or above it
+    high = k * 0 + 0x7F800001  # fewer are
+    key = key ^ flip
+    sure, step = k * 0, k * 0
+    while (k > 0) & (sure == 0) & (low + 1 < high):
+        # Ties at zero are the common ones: two steps find them.
+        middle = (low & high) + ((low ^ high) >> 1)
+        zero = step + flip
+        middle = tl.where((step < 2) & (low < zero) & (zero < high), zero, middle)
+        count = tl.sum((inside & (key >= middle)).to(tl.int32), 0)
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count < k, middle, high)
+        sure = tl.where(count == k, 1, sure)
+        step += 1
+    return tl.min(tl.where(inside & (key >= low), key, 0x7F800000), 0) ^ flip
+
+
+@kernel()
+def odd_pairs(
+    weight, x, bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, d, top, bottom, programs,
+    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Value, cuts and tied removals of the pairs in `odds` by the definition; their terms stay in the registers.
+
+    Any input but NaN.
+    """
+    i = tl.arange(0, WIDTH)
+    inside = i < d
+    for unit in range(tl.program_id(0), tl.load(odds), programs):
+        cell = tl.load(odds + 1 + unit)
+        row, lane = cell // chunk, first + cell % chunk
+        w = tl.load(weight + row * d + i, mask=inside, other=0.0)
+        terms = product_of(w, tl.load(x + lane * d + i, mask=inside, other=0.0))
+        key = keys_of(terms)
+        k, k2 = cell * 0 + top, cell * 0 + bottom
+        upper = tl.where(k > 0, value_of(_beyond(key, inside, k, 0)), float("inf"))
+        lower = tl.where(k2 > 0, value_of(_beyond(key, inside, k2, -1)), float("-inf"))
+        value = tl.sum(tl.where(inside & (terms < upper) & (terms > lower), terms, 0.0), 0)
+        above = tl.sum((inside & (terms > upper)).to(tl.int32), 0)
+        below = tl.sum((inside & (terms < lower)).to(tl.int32), 0)
+        at_upper = tl.sum((inside & (terms == upper)).to(tl.int32), 0)
+        at_lower = tl.sum((inside & (terms == lower)).to(tl.int32), 0)
+        leave, leave2 = tl.where(k > 0, k - above, 0), tl.where(k2 > 0, k2 - below, 0)
+        one = upper == lower
+        stay = at_upper - leave - tl.where(one, leave2, 0)
+        stay2 = tl.where(one, 0, at_lower - leave2)
+        if HAS_BIAS:
+            value += tl.load(bias + row)
+        value += tl.where(stay > 0, stay.to(tl.float32) * upper, 0.0)
+        value += tl.where(stay2 > 0, stay2.to(tl.float32) * lower, 0.0)
+        tl.store(out + lane * rows + row, value)
+        if KEEP:
+            at = row * samples + lane
+            tl.store(cuts + at, upper)
+            tl.store(cuts + rows * samples + at, lower)
+            tie = tl.where(stay > 0, leave + 1, 0)
+            tie2 = tl.where((stay2 > 0) | one, leave2 + 1, 0)
+            tl.store(ties + at, tie)
+            tl.store(ties + rows * samples + at, tie2)
+            if (tie != 0) | (tie2 != 0):
+                tl.atomic_max(tied + row, 1)
+                tl.atomic_max(tied + rows + lane, 1)
