@@ -347,7 +347,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     twice = scaled.T.half().view(torch.int16).int()
     twice = ((twice << 16) | (twice & 0xFFFF)).contiguous()
     guesses = [_learn(x, inner, scaled, scale_x, pair) for pair in counts]
-    of_weight = _moments(scaled)
+    of_weight = _moments(scaled, 0, d)
     scale_x = scale_x * STEEP
     programs, definers = _programs(FINISHERS, x.device), _programs(DEFINERS, x.device)
     width = len(lanes.reach)
@@ -355,7 +355,8 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     for first in range(0, n, most):
         chunk = min(most, n - first)
         shape = (rows, chunk)
-        moments = torch.bmm(of_weight, _moments(inner[:, first : first + chunk]))
+        with _no_autocast(x):
+            moments = torch.bmm(of_weight, _moments(inner, first, chunk))
         edges, sums = (x.new_empty(many, *shape) for many in (4, 1))
         even = chunk + chunk % 2
         bars, counted, state = (x.new_empty(many, rows, even, dtype=torch.float16) for many in (2, 2, 10))
@@ -405,14 +406,16 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             )  # fmt: skip
 
 
-def _moments(numbers: Tensor) -> Tensor:
-    """Of numbers ``(a, b)``: ``(8, a, b)`` in bfloat16, whose products are those of the terms: squares, then themselves,
-    their cubes, fourth powers, magnitudes, signs, and roots of magnitudes without sign and with it.
+def _moments(numbers: Tensor, first: int, many: int) -> Tensor:
+    """Of some columns of numbers ``(a, b)``: ``(8, a, many)`` in bfloat16, whose products are those of the terms:
+    squares, then themselves, cubes, fourth powers, magnitudes, signs, and roots of magnitudes without sign and with it.
     """
-    square, size, sign = numbers * numbers, numbers.abs(), numbers.sign()
-    root = size.sqrt()
-    every = (square, numbers, numbers * square, square * square, size, sign, root, sign * root)
-    return torch.stack([each.bfloat16() for each in every])
+    out = numbers.new_empty((8, len(numbers), many), dtype=torch.bfloat16)
+    launch(
+        "powers", (-(-out[0].numel() // 1024),), (numbers, out, len(numbers) * many, numbers.shape[1], first, many),
+        (("SIZE", 1024),), {"num_warps": 4},
+    )  # fmt: skip
+    return out
 
 
 def _learn(

@@ -13,7 +13,7 @@ zeros in its panel and in the dense product; their terms, clamped to what the ot
 apart. Where this short cut is unsound (ties that matter, cancellation, infinities), `by_definition` does the pair.
 """
 
-from ._count import count_terms, cut_bands, guess_pivots, move_pivots, odd_pairs, solve, sum_between
+from ._count import count_terms, cut_bands, guess_pivots, move_pivots, odd_pairs, powers, solve, sum_between
 from ._gradients import weight_gradient, weight_parts
 from ._language import ALIGNED
 from ._layout import order_rows, pack

@@ -124,6 +124,21 @@ def _narrow(count, k, zeros, scale, bars, state, plane, here, FIRST: tl.constexp
 
 
 @kernel()
+def powers(numbers, out, plane, width, first, many, SIZE: tl.constexpr):
+    """As `gpu._moments` says."""
+    cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    here = cell < plane
+    t = tl.load(numbers + cell // many * width + first + cell % many, mask=here, other=0.0)
+    square, size = t * t, tl.abs(t)
+    root = tl.sqrt(size)
+    sign = (t > 0).to(tl.float32) - (t < 0).to(tl.float32)
+    every = (square, t, t * square, square * square, size, sign, root, sign * root)
+    for r in tl.static_range(MOMENTS):
+        # Numbers of two gigabytes are many.
+        tl.store(out + r * plane.to(tl.int64) + cell, every[r].to(tl.bfloat16), mask=here)
+
+
+@kernel()
 def solve(systems, solutions, size, sides, TILE: tl.constexpr):
     """Solves systems ``(programs, TILE, TILE)``, float64, by Gauss and Jordan: the first `size` columns are a positive
     definite matrix, the next `sides` the right sides; solutions ``(programs, size, sides)``, float32.
@@ -160,6 +175,7 @@ def guess_pivots(
     nothing = tl.load(zeros + sample, mask=here, other=0).to(tl.float32)
     leads = tl.load(lead_count + sample, mask=here, other=0).to(tl.float32)
     none = nothing - leads
+    plane = plane.to(tl.int64)
     size = tl.sqrt(tl.maximum(_at(moments + cell, 0, plane, here) / d, 0.0))
     unit = tl.maximum(size, 1e-8)
     root, signs = tl.sqrt(unit), _at(moments + cell, 5, plane, here)
