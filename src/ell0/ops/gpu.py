@@ -29,11 +29,10 @@ FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
-# Share of the terms: if more leave, they are counted in tiles (`_count`), not row by row (`_select`), which takes what
-# leaves out of the dense product. Where little stays that is unsound, and each pair is done by the definition: Gaussian
-# samples from here on, images from half of the terms on. For 300 of 784 on each side an H200 took 54 times the dense
-# layer's time in tiles, 870 times row by row.
-MANY = 0.42
+# Share of the terms: if more leave, they are counted in tiles (`_count`), at a price that does not grow, not row by row
+# (`_select`), which takes what leaves out of the dense product. Where little stays that is unsound, and each pair is
+# done by the definition: an H200 took 13 times the dense layer's time for 32 of 784 on each side, 870 for 300.
+MANY = 0.1
 EXACT = 2048  # terms that can be counted in half precision
 
 # What was fastest on one H200.
@@ -53,6 +52,7 @@ DEFINERS, DEFINE = 16, {"num_warps": 1, "maxnreg": 128}
 COUNT, SUM, MASKED, UNROLL = (8, 256), (4, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
 TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
+PREDICATED = False  # whether the sum of the kept terms is written in PTX
 SHARE = 2048  # samples, at least, of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
@@ -388,12 +388,13 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "sum_between", (-(-chunk // across) * -(-rows // size),),
                 (lanes.inner, turned, edges, sums, found, marked, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL),
+                 ("PREDICATED", PREDICATED and not _interpreted())), TILED,
             )  # fmt: skip
             odds[:1].zero_()
             launch(
                 "cut_bands", (programs,),
-                (weight, work.bound, x, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums,
+                (weight, work.bound, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums,
                  marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
                  first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
                 (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
@@ -418,9 +419,7 @@ def _moments(numbers: Tensor, first: int, many: int) -> Tensor:
     return out
 
 
-def _learn(
-    x: Tensor, inner: Tensor, scaled: Tensor, scale_x: Tensor, counts: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def _learn(x: Tensor, inner: Tensor, scaled: Tensor, scale_x: Tensor, counts: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """What `guess_pivots` takes: centre ``(2, 7)``, and how pivots and gaps follow from the moments of the terms, by
     least squares over some pairs.
 

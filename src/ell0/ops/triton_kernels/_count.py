@@ -166,7 +166,7 @@ def guess_pivots(
     The pivots have the other sign, as the lower terms have: what is said of the largest holds for both.
     moments ``(8, rows, chunk)``: as `gpu._moments` says.  zeros: how many coordinates of each sample are 0.
     centre ``(2, 7)``: mean and deviation of the shapes that the guess was learnt from.  learnt: ``(2, 36, 2)`` for both
-    sides, what pivot and gap take of 1, of each shape and of each product of two; after these the mean gap of each side.
+    sides, what pivot and gap take of 1, of each shape and of each product of two; then the mean gap of each side.
     """
     plane, even = rows * chunk, chunk + chunk % 2
     cell = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -309,10 +309,23 @@ def move_pivots(
         tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=here)
 
 
+@triton.jit
+def _add_inside(part, inside, term, between, PREDICATED: tl.constexpr):
+    """Adds a term to a sum, and 1 to how many there are, where the sign of `between` is set."""
+    if PREDICATED:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.lt.s32 p, $5, 0; mov.b32 $0, $2; mov.b32 $1, $3; "
+            "@p add.rn.f32 $0, $2, $4; @p add.rn.f32 $1, $3, 0f3F800000; }", "=&f,=&f,f,f,f,r",
+            [part, inside, term, between], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.where(between < 0, part + term, part), tl.where(between < 0, inside + 1.0, inside)
+
+
 @kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")
 def sum_between(
     inner, turned, edges, sums, counts, marked, first, chunk, rows, width, d,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, PREDICATED: tl.constexpr,
 ):  # fmt: skip
     """Adds up the terms between a pair's bands, counts those above the upper band and those between, and marks those
     that lie in one.
@@ -329,11 +342,11 @@ def sum_between(
     outer_high = tl.load(edges + 3 * plane + cell, mask=both, other=0.0) + 0.0
     total = tl.full((ROWS, WIDTH), 0.0, tl.float32)
     more = tl.full((ROWS, WIDTH), 0, tl.int32)
-    inside = more
+    inside = total
     for begin in range(0, d, 32):
         part = tl.full((ROWS, WIDTH), 0.0, tl.float32)
         outside = tl.full((ROWS, WIDTH), 0, tl.uint32)
-        over, amid = outside, outside
+        over = outside
         for i in tl.range(begin, tl.minimum(begin + 32, d), loop_unroll_factor=UNROLL):
             x = tl.load(inner + i * width + sample, mask=here, other=0.0)
             w = tl.load(turned + i * rows + row, mask=there, other=0.0)
@@ -341,16 +354,14 @@ def sum_between(
             between = _signs(term - high) & _signs(low - term)
             above = _signs(outer_high - term)
             over = (over << 1) | (above >> 31)
-            amid = (amid << 1) | (between >> 31)
             outside = (outside << 1) | ((between | above | _signs(term - outer_low)) >> 31)
-            part = tl.where(between.to(tl.int32, bitcast=True) < 0, part + term, part)
+            part, inside = _add_inside(part, inside, term, between.to(tl.int32, bitcast=True), PREDICATED)
         total += part
         more += _ones(over)
-        inside += _ones(amid)
         tl.store(marked + begin // 32 * plane + cell, outside.to(tl.int32, bitcast=True), mask=both)
     tl.store(sums + cell, total, mask=both)
     tl.store(counts + cell, more, mask=both)
-    tl.store(counts + plane + cell, inside, mask=both)
+    tl.store(counts + plane + cell, inside.to(tl.int32), mask=both)
 
 
 @triton.jit
@@ -372,7 +383,7 @@ def _lowest(bits):
 
 @kernel()
 def cut_bands(
-    weight, bound, x, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
+    weight, bound, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
     marked, bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
     LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
