@@ -52,7 +52,6 @@ DEFINERS, DEFINE = 16, {"num_warps": 1, "maxnreg": 128}
 COUNT, SUM, MASKED, UNROLL = (8, 256), (4, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
 TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
-PREDICATED = False  # whether the sum of the kept terms is written in PTX
 SHARE = 2048  # samples, at least, of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
@@ -365,9 +364,9 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
         for pair, (top, bottom) in enumerate(counts):
             cells = (-(-rows * chunk // 1024),)
             launch(
-                "guess_pivots", cells,
+                "guess_pivots", (-(-rows * chunk // 512),),
                 (moments, zeros, lanes.leads[0], *guesses[pair], bars, state, first, chunk, rows, d, top, bottom),
-                (("SIZE", 1024), ("STEEP", STEEP)), {"num_warps": 4},
+                (("SIZE", 512), ("STEEP", STEEP)), {"num_warps": 4},
             )  # fmt: skip
             for number in range(PASSES):
                 size, across = _tile(COUNT)
@@ -388,8 +387,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "sum_between", (-(-chunk // across) * -(-rows // size),),
                 (lanes.inner, turned, edges, sums, found, marked, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL),
-                 ("PREDICATED", PREDICATED and not _interpreted())), TILED,
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
             )  # fmt: skip
             odds[:1].zero_()
             launch(

@@ -309,23 +309,10 @@ def move_pivots(
         tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=here)
 
 
-@triton.jit
-def _add_inside(part, inside, term, between, PREDICATED: tl.constexpr):
-    """Adds a term to a sum, and 1 to how many there are, where the sign of `between` is set."""
-    if PREDICATED:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.lt.s32 p, $5, 0; mov.b32 $0, $2; mov.b32 $1, $3; "
-            "@p add.rn.f32 $0, $2, $4; @p add.rn.f32 $1, $3, 0f3F800000; }", "=&f,=&f,f,f,f,r",
-            [part, inside, term, between], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.where(between < 0, part + term, part), tl.where(between < 0, inside + 1.0, inside)
-
-
 @kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")
 def sum_between(
     inner, turned, edges, sums, counts, marked, first, chunk, rows, width, d,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, PREDICATED: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Adds up the terms between a pair's bands, counts those above the upper band and those between, and marks those
     that lie in one.
@@ -355,7 +342,10 @@ def sum_between(
             above = _signs(outer_high - term)
             over = (over << 1) | (above >> 31)
             outside = (outside << 1) | ((between | above | _signs(term - outer_low)) >> 31)
-            part, inside = _add_inside(part, inside, term, between.to(tl.int32, bitcast=True), PREDICATED)
+            # Predicated sums: no bit of these is shifted.
+            stays = between.to(tl.int32, bitcast=True) < 0
+            part = tl.where(stays, part + term, part)
+            inside = tl.where(stays, inside + 1.0, inside)
         total += part
         more += _ones(over)
         tl.store(marked + begin // 32 * plane + cell, outside.to(tl.int32, bitcast=True), mask=both)
