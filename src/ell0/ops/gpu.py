@@ -38,8 +38,8 @@ EXACT = 2048  # terms that can be counted in half precision
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
-# That count before the bands are laid. On images and Gaussian samples, for k of 16 to 391 of 784, two leave at most 2 %
-# of the pairs to `odd_pairs`, one 5 to 30 %.
+# That count before the bands are laid. In a simulation in single precision on images and Gaussian samples, for k of 16
+# to 391 of 784, two left 0.1 to 2 % of the pairs to `odd_pairs`, one 7 to 28 %.
 PASSES = 2
 LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
