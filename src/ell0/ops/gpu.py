@@ -24,7 +24,7 @@ LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
 WIDEST = 1 << 14  # the longest row that one program can sort
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
-NETWORKED = ("walk", "select")  # kernels with networks among their constants
+NETWORKED = ("walk", "select", "cut_bands")  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
@@ -44,12 +44,11 @@ PASSES = 2
 LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
 STEEP = 2.0**15
-CHUNK = 4096  # samples that are counted together: a bit for each of their terms is kept
-LIST = 32  # terms in both bands of a pair
-FINISHERS, FINISH = 20, {"num_warps": 1, "maxnreg": 96}
+CHUNK = 2048  # samples that are counted together: some of their terms are kept
+LIST = 32  # terms in both bands of a pair, at most
 DEFINERS, DEFINE = 16, {"num_warps": 1, "maxnreg": 128}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
-COUNT, SUM, MASKED, UNROLL = (8, 256), (4, 512), (8, 512), 4
+COUNT, SUM, MASKED, UNROLL = (8, 256), (2, 512), (8, 512), 4
 # Differences of rounded products must not be fused.
 TILED = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
 SHARE = 2048  # samples, at least, of a part of the weight's gradient
@@ -348,18 +347,24 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     guesses = [_learn(x, inner, scaled, scale_x, pair) for pair in counts]
     of_weight = _moments(scaled, 0, d)
     scale_x = scale_x * STEEP
-    programs, definers = _programs(FINISHERS, x.device), _programs(DEFINERS, x.device)
+    definers = _programs(DEFINERS, x.device)
     width = len(lanes.reach)
-    most = min(CHUNK, max(1, _MOST // (rows * max(4, -(-d // 32)))))
+    size, across = _tile(SUM)
+    room = 2 * LIST * size * across  # of the lists of a tile: the 32 terms that follow fill no more
+    most = min(CHUNK, max(1, _MOST // (4 * rows)))
     for first in range(0, n, most):
         chunk = min(most, n - first)
         shape = (rows, chunk)
         with _no_autocast(x):
             moments = torch.bmm(of_weight, _moments(inner, first, chunk))
         edges, sums = (x.new_empty(many, *shape) for many in (4, 1))
+        tiles = -(-chunk // across) * -(-rows // size)
         even = chunk + chunk % 2
         bars, counted, state = (x.new_empty(many, rows, even, dtype=torch.float16) for many in (2, 2, 10))
-        found, marked = (x.new_empty(many, *shape, dtype=torch.int32) for many in (2, -(-d // 32)))
+        found = x.new_empty(2, *shape, dtype=torch.int32)
+        # So that no list goes on where the upper half of its addresses would change.
+        aligned = x.new_empty((tiles + 1) * room)
+        lists = aligned[-aligned.data_ptr() // 4 % room :]
         odds = x.new_empty(1 + rows * chunk, dtype=torch.int32)
         for pair, (top, bottom) in enumerate(counts):
             cells = (-(-rows * chunk // 1024),)
@@ -369,12 +374,12 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
                 (("SIZE", 512), ("STEEP", STEEP)), {"num_warps": 4},
             )  # fmt: skip
             for number in range(PASSES):
-                size, across = _tile(COUNT)
+                high, wide = _tile(COUNT)
                 launch(
-                    "count_terms", (-(-even // (2 * across)) * -(-rows // size),),
+                    "count_terms", (-(-even // (2 * wide)) * -(-rows // high),),
                     (halves, twice, bars.view(torch.int32), counted.view(torch.int32), first // 2, even // 2, rows,
                      width // 2, d),
-                    (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("GPU", not _interpreted())), TILED,
+                    (("ROWS", high), ("WIDTH", wide), ("UNROLL", UNROLL), ("GPU", not _interpreted())), TILED,
                 )  # fmt: skip
                 launch(
                     "move_pivots", cells,
@@ -383,19 +388,18 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
                     (("SIZE", 1024), ("FIRST", number == 0), ("LAST", number == PASSES - 1), ("LEADS", LEADS)),
                     {"num_warps": 4},
                 )  # fmt: skip
-            size, across = _tile(SUM)
             launch(
-                "sum_between", (-(-chunk // across) * -(-rows // size),),
-                (lanes.inner, turned, edges, sums, found, marked, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL)), TILED,
+                "sum_between", (tiles,),
+                (lanes.inner, turned, edges, sums, found, lists, first, chunk, rows, width, d),
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("LIST", LIST), ("GPU", not _interpreted())), TILED,
             )  # fmt: skip
             odds[:1].zero_()
             launch(
-                "cut_bands", (programs,),
-                (weight, work.bound, lanes.panel, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums,
-                 marked, bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
-                 first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom, programs),
-                (("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), FINISH,
+                "cut_bands", (tiles * size * across // 128,),
+                (weight, work.bound, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums, lists,
+                 bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
+                 first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom),
+                _cut_constants(size, across, work.has_bias, keep), {"num_warps": 4},
             )  # fmt: skip
             launch(
                 "odd_pairs", (definers,),
@@ -403,6 +407,16 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
                  first, n, chunk, rows, d, top, bottom, definers),
                 (("WIDTH", _width(d)), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), DEFINE,
             )  # fmt: skip
+
+
+@functools.cache
+def _cut_constants(size: int, across: int, has_bias: bool, keep_cuts: bool) -> tuple[tuple[str, Any], ...]:
+    kernels = _kernels()
+    merge, places = kernels.merge(LIST)
+    return (
+        ("ROWS", size), ("WIDTH", across), ("SIZE", 128), ("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts),
+        ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places),
+    )  # fmt: skip
 
 
 def _moments(numbers: Tensor, first: int, many: int) -> Tensor:

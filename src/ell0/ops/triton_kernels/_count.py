@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from ._definition import keys_of, value_of
-from ._language import LANES, LARGEST, any_of, kernel, product_of
+from ._language import LARGEST, any_of, kernel, product_of
+from ._networks import backwards, merged, network
 
 # In gaps between terms: how far beside a term a pivot is to lie, and more for the root of how many terms the last one
 # was off; and half the width of a band whose ends were not counted, and more for that root.
@@ -19,6 +20,7 @@ ASIDE, SPREAD, SLACK, WIDER = tl.constexpr(1.5), tl.constexpr(0.2), tl.constexpr
 NEAR = tl.constexpr(8.0)
 MOMENTS = tl.constexpr(8)  # sums that the guess knows: of squares, then seven that describe the shape
 FARTHEST = tl.constexpr(4.0)  # deviations from the mean of the pairs it was learnt from
+OVER = tl.constexpr(4096)  # two counts up to half of it are one number
 
 
 @triton.jit
@@ -29,19 +31,6 @@ def _cells(first, chunk, rows, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     lane = (tl.program_id(0) // tiles * WIDTH + tl.arange(0, WIDTH))[None, :]
     row = (tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS))[:, None]
     return first + lane, lane < chunk, row, row < rows, row * chunk + lane
-
-
-@triton.jit
-def _signs(difference):
-    return difference.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _ones(bits):
-    """How many bits are set."""
-    bits = bits - ((bits >> 1) & 0x55555555)
-    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
-    return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit
@@ -309,49 +298,71 @@ def move_pivots(
         tl.store(edges + 3 * plane + cell, tl.where(meet, tl.maximum(outer_high, low), outer_high), mask=here)
 
 
-@kernel("inner", "turned", "edges", "marked", "first", "chunk", "width", "rows", "d")
-def sum_between(
-    inner, turned, edges, sums, counts, marked, first, chunk, rows, width, d,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """Adds up the terms between a pair's bands, counts those above the upper band and those between, and marks those
-    that lie in one.
+@triton.jit
+def _sort_out(part, count, at, window, term, outer_low, low, high, outer_high, STEP: tl.constexpr, GPU: tl.constexpr):
+    """Adds a term between the bands to the sum and counts it; counts others that are not below the lower band as OVER;
+    stores one in a band at the address `at`, which moves on by STEP bytes.
+    """
+    if GPU:
+        # Predicated, as Triton would not. The upper half of an address stays as it is: lists are aligned.
+        return tl.inline_asm_elementwise(
+            """{ .reg .pred p, q; .reg .b64 a;
+            mov.b32 $0, $3; mov.b32 $1, $4; mov.b32 $2, $5; mov.b64 a, {$5, $12};
+            setp.gt.f32 p, $6, $8; setp.lt.and.f32 p, $6, $9, p;
+            @p add.rn.f32 $0, $0, $6; @p add.rn.f32 $1, $1, 0f3F800000;
+            setp.ge.and.f32 q, $6, $7, !p; @q add.rn.f32 $1, $1, 0f45800000;
+            setp.le.and.f32 q, $6, $10, q; @q st.global.f32 [a], $6; @q add.u32 $2, $2, $11; }""",
+            "=&f,=&f,=&r,f,f,r,f,f,f,f,f,r,r",
+            [part, count, at, term, outer_low, low, high, outer_high, STEP, (window >> 32).to(tl.uint32)],
+            dtype=(tl.float32, tl.float32, tl.uint32), is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        between = (term > low) & (term < high)
+        reaches = (term >= outer_low) & ~between
+        band = reaches & (term <= outer_high)
+        there = (window & -(1 << 32)) + at.to(tl.int64)
+        tl.store(there.to(tl.pointer_type(tl.float32), bitcast=True), term, mask=band)
+        count += between.to(tl.float32) + reaches.to(tl.float32) * OVER
+        return tl.where(between, part + term, part), count, at + band.to(tl.uint32) * STEP
 
-    marked ``(words, rows, chunk)``: 0 for a term in a band; the last term of 32 is the lowest bit.
+
+@kernel("inner", "turned", "edges", "first", "chunk", "width", "rows", "d")
+def sum_between(
+    inner, turned, edges, sums, counts, lists, first, chunk, rows, width, d,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, LIST: tl.constexpr, GPU: tl.constexpr,
+):  # fmt: skip
+    """Adds up the terms between a pair's bands and lists those that lie in one.
+
+    counts ``(2, rows, chunk)``: of the terms between, and of others that are not below the lower band times OVER; of
+    those listed.  lists ``(tiles, 2 * LIST, ROWS * WIDTH)``, those of a tile aligned to their size: in the order of the
+    terms. A pair with more than LIST is odd.
     """
     sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
     both = here & there
     plane = rows * chunk
-    # The sign of a difference is that of the comparison if no zero has a sign.
-    outer_low = tl.load(edges + cell, mask=both, other=0.0) + 0.0
-    low = tl.load(edges + plane + cell, mask=both, other=0.0) + 0.0
-    high = tl.load(edges + 2 * plane + cell, mask=both, other=0.0) + 0.0
-    outer_high = tl.load(edges + 3 * plane + cell, mask=both, other=0.0) + 0.0
+    outer_low = tl.load(edges + cell, mask=both, other=float("inf"))
+    low = tl.load(edges + plane + cell, mask=both, other=0.0)
+    high = tl.load(edges + 2 * plane + cell, mask=both, other=0.0)
+    outer_high = tl.load(edges + 3 * plane + cell, mask=both, other=0.0)
     total = tl.full((ROWS, WIDTH), 0.0, tl.float32)
-    more = tl.full((ROWS, WIDTH), 0, tl.int32)
-    inside = total
+    count = total
+    STEP: tl.constexpr = 4 * ROWS * WIDTH
+    window = (lists + tl.program_id(0).to(tl.int64) * 2 * LIST * ROWS * WIDTH).to(tl.int64)
+    start = window.to(tl.uint32) + 4 * (tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]).to(tl.uint32)
+    at = start
     for begin in range(0, d, 32):
         part = tl.full((ROWS, WIDTH), 0.0, tl.float32)
-        outside = tl.full((ROWS, WIDTH), 0, tl.uint32)
-        over = outside
         for i in tl.range(begin, tl.minimum(begin + 32, d), loop_unroll_factor=UNROLL):
             x = tl.load(inner + i * width + sample, mask=here, other=0.0)
             w = tl.load(turned + i * rows + row, mask=there, other=0.0)
             term = tl.fma(x, w, 0.0)
-            between = _signs(term - high) & _signs(low - term)
-            above = _signs(outer_high - term)
-            over = (over << 1) | (above >> 31)
-            outside = (outside << 1) | ((between | above | _signs(term - outer_low)) >> 31)
-            # Predicated sums: no bit of these is shifted.
-            stays = between.to(tl.int32, bitcast=True) < 0
-            part = tl.where(stays, part + term, part)
-            inside = tl.where(stays, inside + 1.0, inside)
+            part, count, at = _sort_out(part, count, at, window, term, outer_low, low, high, outer_high, STEP, GPU)
         total += part
-        more += _ones(over)
-        tl.store(marked + begin // 32 * plane + cell, outside.to(tl.int32, bitcast=True), mask=both)
+        # At most 32 terms follow: a list that is full ends here.
+        outer_low = tl.where((at - start).to(tl.int32) >= LIST * STEP, float("inf"), outer_low)
     tl.store(sums + cell, total, mask=both)
-    tl.store(counts + cell, more, mask=both)
-    tl.store(counts + plane + cell, inside.to(tl.int32), mask=both)
+    tl.store(counts + cell, count.to(tl.int32), mask=both)
+    tl.store(counts + plane + cell, (at - start).to(tl.int32) // STEP, mask=both)
 
 
 @triton.jit
@@ -364,154 +375,123 @@ def _insert(listed, term):
     return out
 
 
-@triton.jit
-def _lowest(bits):
-    """The lowest of the bits that are set, and its place."""
-    lowest = bits & (bits ^ (bits - 1))
-    return lowest, (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-
-
 @kernel()
 def cut_bands(
-    weight, bound, panel, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums,
-    marked, bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, width, d, blocks, top, bottom, programs,
-    LIST: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
+    weight, bound, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums, lists,
+    bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, width, d, blocks, top, bottom,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, LIST: tl.constexpr, LEADS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Lists the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
+    """Sorts the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
 
     tied: as the last two parts of the marks of `walk`.  odds: how many pairs defeat a band, then their cells, in any
-    order. The programs of a multiprocessor share samples, whose panel stays in its cache.
+    order.
     """
-    tiles = (chunk + LANES - 1) // LANES
     plane = rows * chunk
     outlying = tl.load(asked + 1)
-    for unit in range(tl.program_id(0), tiles * rows, programs):
-        row = unit % rows
-        within = unit // rows * LANES + tl.arange(0, LANES)
-        here = within < chunk
-        lane = first + within
-        cell = row * chunk + within
-        outer_low = tl.load(edges + cell, mask=here, other=0.0)
-        low = tl.load(edges + plane + cell, mask=here, other=0.0)
-        high = tl.load(edges + 2 * plane + cell, mask=here, other=0.0)
-        outer_high = tl.load(edges + 3 * plane + cell, mask=here, other=0.0)
-        mine = panel + lane // LANES * d * LANES + lane % LANES
-        many = tl.full((LANES,), 0, tl.int32)
-        many2, both = many, many
-        listed = ()
-        for _ in tl.static_range(LIST):
-            listed = listed + (tl.full((LANES,), float("-inf"), tl.float32),)
-        # 32 words of marks at a time: first which of them have some, then each lane goes through its own.
-        for begin in range(0, d, 1024):
-            words = tl.full((LANES,), 0, tl.uint32)
-            for word in range(0, tl.minimum(32, (d - begin + 31) // 32)):
-                marks = tl.load(marked + (begin // 32 + word) * plane + cell, mask=here, other=-1)
-                marks = (marks ^ -1) << tl.maximum(begin + 32 * word + 32 - d, 0)
-                words |= (marks != 0).to(tl.uint32) << word
-            bits = words ^ words
-            base = many * 0
-            while any_of((words | bits) != 0):
-                next_ = (bits == 0) & (words != 0)
-                first_word, number = _lowest(words)
-                its = tl.load(marked + (begin // 32 + number) * plane + cell, mask=next_, other=-1)
-                its = (its ^ -1) << tl.maximum(begin + 32 * number + 32 - d, 0)
-                bits = tl.where(next_, its.to(tl.uint32, bitcast=True), bits)
-                base = tl.where(next_, begin + 32 * number, base)
-                words = tl.where(next_, words ^ first_word, words)
-                some = bits != 0
-                bit, place = _lowest(bits)
-                i = base + 31 - place
-                w = tl.load(weight + row * d + i, mask=some, other=0.0)
-                term = w * tl.load(mine + i * LANES, mask=some, other=0.0) + 0.0
-                listed = _insert(listed, tl.where(some, term, float("-inf")))
-                many += (some & (term >= high)).to(tl.int32)
-                many2 += (some & (term <= low)).to(tl.int32)
-                both += some.to(tl.int32)
-                bits ^= bit
-        far = tl.load(reach + lane, mask=here, other=0.0)
-        largest = tl.load(bound + row * blocks)
-        leads = tl.load(lead_count + lane, mask=here, other=0)
-        none = tl.load(zeros + lane, mask=here, other=0) - leads
-        value = tl.load(sums + cell, mask=here, other=0.0)
-        above = tl.load(counts + cell, mask=here, other=0)
-        below = d - above - both - tl.load(counts + plane + cell, mask=here, other=0)
-        total = both
-        lost = (far != far) | (largest + 0.0 * far != largest)
-        odd = (leads > LEADS) | ~(largest * far <= LARGEST)
-        if outlying > 0:
-            # In the panel they are zeros. Such a zero must not be listed.
-            above -= tl.where(outer_high < 0, leads, 0)
-            below -= tl.where(outer_low > 0, leads, 0)
-            odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
-            for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
-                i = tl.load(lead_index + q * width + lane, mask=q < leads, other=0)
-                v = tl.load(lead_value + q * width + lane, mask=q < leads, other=0.0)
-                term = product_of(tl.load(weight + row * d + i, mask=q < leads, other=0.0), v)
-                value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
-                above += ((q < leads) & (term > outer_high)).to(tl.int32)
-                below += ((q < leads) & (term < outer_low)).to(tl.int32)
-                some = (q < leads) & (term >= outer_low) & (term <= outer_high) & ((term >= high) | (term <= low))
-                listed = _insert(listed, tl.where(some, term, float("-inf")))
-                many += (some & (term >= high)).to(tl.int32)
-                many2 += (some & (term <= low)).to(tl.int32)
-                total += some.to(tl.int32)
-                # It stays, if it is not removed: the sum is infinite.
-                odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & (some | (top == 0) | (bottom == 0)))
-        odd = odd | (total > LIST)
-        # Bands that meet are one.
-        reached, reached2 = tl.where(low >= high, total, many), tl.where(low >= high, total, many2)
-        # A band that ends at 0 tells how many terms are positive, or negative.
-        tiny = _tiny(high)
-        positive, negative = above + many, below + many2
-        zero = (high == tiny) & (positive < top) & (top <= positive + none)
-        zero2 = (low == 0.0 - tiny) & (negative < bottom) & (bottom <= negative + none)
-        want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
-        rank, rank2 = top - above, bottom - below
-        ends = outer_low + low + high + outer_high
-        odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
-        odd = odd | (want & ((rank < 1) | (rank > reached))) | (want2 & ((rank2 < 1) | (rank2 > reached2)))
-        # Of the list, so many leave first, and from here on the last.
-        gone = tl.where(want, rank, tl.where(zero, many, 0))
-        last = total - tl.where(want2, rank2, tl.where(zero2, many2, 0))
-        odd = odd | (gone > last)
-        upper, lower = tl.where(zero, 0.0, value * 0 + float("inf")), tl.where(zero2, 0.0, value * 0 - float("inf"))
-        inner = value * 0
+    # Pairs lie as in the tiles of `sum_between`.
+    tile, tiles = tl.program_id(0) // (ROWS * WIDTH // SIZE), (rows + ROWS - 1) // ROWS
+    at = tl.program_id(0) % (ROWS * WIDTH // SIZE) * SIZE + tl.arange(0, SIZE)
+    lane, row = tile // tiles * WIDTH + at % WIDTH, tile % tiles * ROWS + at // WIDTH
+    here = (lane < chunk) & (row < rows)
+    cell = row * chunk + lane
+    lane += first
+    lists += tile.to(tl.int64) * 2 * LIST * ROWS * WIDTH + at
+    outer_low = tl.load(edges + cell, mask=here, other=0.0)
+    low = tl.load(edges + plane + cell, mask=here, other=0.0)
+    high = tl.load(edges + 2 * plane + cell, mask=here, other=0.0)
+    outer_high = tl.load(edges + 3 * plane + cell, mask=here, other=0.0)
+    count = tl.load(counts + cell, mask=here, other=0)
+    total = tl.load(counts + plane + cell, mask=here, other=0)
+    above, below = count // OVER - total, d - count // OVER - count % OVER
+    listed = ()
+    for r in tl.static_range(LIST):
+        listed = listed + (tl.load(lists + r * ROWS * WIDTH, mask=here & (r < total), other=float("-inf")),)
+    front, back = network(listed[:16], SORT, True), network(listed[16:], SORT, True)
+    listed = merged(front + backwards(back), MERGE, PLACES, True)
+    far = tl.load(reach + lane, mask=here, other=0.0)
+    largest = tl.load(bound + row * blocks, mask=here, other=0.0)
+    leads = tl.load(lead_count + lane, mask=here, other=0)
+    none = tl.load(zeros + lane, mask=here, other=0) - leads
+    value = tl.load(sums + cell, mask=here, other=0.0)
+    lost = (far != far) | (largest + 0.0 * far != largest)
+    odd = (leads > LEADS) | ~(largest * far <= LARGEST)
+    if outlying > 0:
+        # In the panel they are zeros. Such a zero must not be listed.
+        above -= tl.where(outer_high < 0, leads, 0)
+        below -= tl.where(outer_low > 0, leads, 0)
+        odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
+        for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
+            i = tl.load(lead_index + q * width + lane, mask=q < leads, other=0)
+            v = tl.load(lead_value + q * width + lane, mask=q < leads, other=0.0)
+            term = product_of(tl.load(weight + row * d + i, mask=here & (q < leads), other=0.0), v)
+            value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
+            above += ((q < leads) & (term > outer_high)).to(tl.int32)
+            below += ((q < leads) & (term < outer_low)).to(tl.int32)
+            some = (q < leads) & (term >= outer_low) & (term <= outer_high) & ((term >= high) | (term <= low))
+            listed = _insert(listed, tl.where(some, term, float("-inf")))
+            total += some.to(tl.int32)
+            # It stays, if it is not removed: the sum is infinite.
+            odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & (some | (top == 0) | (bottom == 0)))
+    odd = odd | (total > LIST)
+    many = total * 0
+    for r in tl.static_range(LIST):
+        many += ((r < total) & (listed[r] >= high)).to(tl.int32)
+    many2 = total - many
+    # Bands that meet are one.
+    reached, reached2 = tl.where(low >= high, total, many), tl.where(low >= high, total, many2)
+    # A band that ends at 0 tells how many terms are positive, or negative.
+    tiny = _tiny(high)
+    positive, negative = above + many, below + many2
+    zero = (high == tiny) & (positive < top) & (top <= positive + none)
+    zero2 = (low == 0.0 - tiny) & (negative < bottom) & (bottom <= negative + none)
+    want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
+    rank, rank2 = top - above, bottom - below
+    ends = outer_low + low + high + outer_high
+    odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
+    odd = odd | (want & ((rank < 1) | (rank > reached))) | (want2 & ((rank2 < 1) | (rank2 > reached2)))
+    # Of the list, so many leave first, and from here on the last.
+    gone = tl.where(want, rank, tl.where(zero, many, 0))
+    last = total - tl.where(want2, rank2, tl.where(zero2, many2, 0))
+    odd = odd | (gone > last)
+    upper, lower = tl.where(zero, 0.0, value * 0 + float("inf")), tl.where(zero2, 0.0, value * 0 - float("inf"))
+    inner = value * 0
+    for r in tl.static_range(LIST):
+        upper = tl.where(want & (gone == r + 1), listed[r], upper)
+        lower = tl.where(want2 & (last == r), listed[r], lower)
+        inner += tl.where((r >= gone) & (r < last), listed[r], 0.0)
+    # Tied with both cuts: only zeros are so many as a rule.
+    odd = odd | ((upper == lower) & ~(zero & zero2))
+    value += inner
+    odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
+    if HAS_BIAS:
+        value += tl.load(bias + row, mask=here, other=0.0)
+    tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
+    place = row * samples
+    if any_of(odd):
+        place_of = tl.cumsum(odd.to(tl.int32), 0)
+        begun = tl.atomic_add(odds, tl.max(place_of, 0))
+        tl.store(odds + begun + place_of, cell, mask=odd)
+    if KEEP:
+        good = here & ~odd
+        tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
+        tl.store(cuts + rows * samples + place + lane, lower, mask=good)
+        over, equal, over2, equal2 = many * 0, many * 0, many * 0, many * 0
         for r in tl.static_range(LIST):
-            upper = tl.where(want & (gone == r + 1), listed[r], upper)
-            lower = tl.where(want2 & (last == r), listed[r], lower)
-            inner += tl.where((r >= gone) & (r < last), listed[r], 0.0)
-        # Tied with both cuts: only zeros are so many as a rule.
-        odd = odd | ((upper == lower) & ~(zero & zero2))
-        value += inner
-        odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
-        if HAS_BIAS:
-            value += tl.load(bias + row)
-        tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
-        place = row * samples
-        if any_of(odd):
-            place_of = tl.cumsum(odd.to(tl.int32), 0)
-            begun = tl.atomic_add(odds, tl.max(place_of, 0))
-            tl.store(odds + begun + place_of, cell, mask=odd)
-        if KEEP:
-            good = here & ~odd
-            tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
-            tl.store(cuts + rows * samples + place + lane, lower, mask=good)
-            over, equal, over2, equal2 = many * 0, many * 0, many * 0, many * 0
-            for r in tl.static_range(LIST):
-                over += ((r < total) & (listed[r] > upper)).to(tl.int32)
-                equal += ((r < total) & (listed[r] == upper)).to(tl.int32)
-                over2 += ((r < total) & (listed[r] < lower)).to(tl.int32)
-                equal2 += ((r < total) & (listed[r] == lower)).to(tl.int32)
-            leave, leave2 = rank - over, rank2 - over2
-            stay, stay2 = equal - leave, equal2 - leave2
-            tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
-            tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
-            some = good & ~lost & ((tie > 0) | (tie2 > 0))
-            if any_of(some):
-                tl.store(ties + place + lane, tie, mask=some)
-                tl.store(ties + rows * samples + place + lane, tie2, mask=some)
-                tl.atomic_max(tied + row, 1)
-                tl.atomic_max(tied + rows + lane, 1, mask=some)
+            over += ((r < total) & (listed[r] > upper)).to(tl.int32)
+            equal += ((r < total) & (listed[r] == upper)).to(tl.int32)
+            over2 += ((r < total) & (listed[r] < lower)).to(tl.int32)
+            equal2 += ((r < total) & (listed[r] == lower)).to(tl.int32)
+        leave, leave2 = rank - over, rank2 - over2
+        stay, stay2 = equal - leave, equal2 - leave2
+        tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
+        tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
+        some = good & ~lost & ((tie > 0) | (tie2 > 0))
+        if any_of(some):
+            tl.store(ties + place + lane, tie, mask=some)
+            tl.store(ties + rows * samples + place + lane, tie2, mask=some)
+            tl.atomic_max(tied + row, 1, mask=some)
+            tl.atomic_max(tied + rows + lane, 1, mask=some)
 
 
 @triton.jit
