@@ -45,7 +45,8 @@ LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
 STEEP = 2.0**15
 CHUNK = 2048  # samples that are counted together: some of their terms are kept
-LIST = 32  # terms in both bands of a pair, at most
+# Terms in both bands of a pair that are sorted with all pairs; apart; and places for them: none is left out unseen.
+LIST, LONG, SLOTS = 32, 48, 64
 DEFINERS, DEFINE = 16, {"num_warps": 1, "maxnreg": 128}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
 COUNT, SUM, MASKED, UNROLL = (8, 256), (2, 512), (8, 512), 4
@@ -350,7 +351,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     definers = _programs(DEFINERS, x.device)
     width = len(lanes.reach)
     size, across = _tile(SUM)
-    room = 2 * LIST * size * across  # of the lists of a tile: the 32 terms that follow fill no more
+    room = SLOTS * size * across  # of the lists of a tile
     most = min(CHUNK, max(1, _MOST // (4 * rows)))
     for first in range(0, n, most):
         chunk = min(most, n - first)
@@ -365,7 +366,6 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
         # So that no list goes on where the upper half of its addresses would change.
         aligned = x.new_empty((tiles + 1) * room)
         lists = aligned[-aligned.data_ptr() // 4 % room :]
-        odds = x.new_empty(1 + rows * chunk, dtype=torch.int32)
         for pair, (top, bottom) in enumerate(counts):
             cells = (-(-rows * chunk // 1024),)
             launch(
@@ -391,16 +391,17 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "sum_between", (tiles,),
                 (lanes.inner, turned, edges, sums, found, lists, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("LIST", LIST), ("GPU", not _interpreted())), TILED,
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("SLOTS", SLOTS), ("GPU", not _interpreted())), TILED,
             )  # fmt: skip
-            odds[:1].zero_()
-            launch(
-                "cut_bands", (tiles * size * across // 128,),
-                (weight, work.bound, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums, lists,
-                 bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
-                 first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom),
-                _cut_constants(size, across, work.has_bias, keep), {"num_warps": 4},
-            )  # fmt: skip
+            odds, longer = x.new_zeros(2, 1 + tiles * size * across, dtype=torch.int32)
+            for again, programs in ((False, tiles * size * across // 128), (True, definers)):
+                launch(
+                    "cut_bands", (programs,),
+                    (weight, work.bound, lanes.reach, zeros, *lanes.leads, asked, found, edges, sums, lists,
+                     bias, out[pair], cuts[pair], ties[pair], marks[pair], odds, longer,
+                     first, n, chunk, rows, width, d, bounds_per_row(d), top, bottom),
+                    _cut_constants(size, across, again, work.has_bias, keep), {"num_warps": 4},
+                )  # fmt: skip
             launch(
                 "odd_pairs", (definers,),
                 (weight, x, bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
@@ -410,12 +411,15 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
 
 
 @functools.cache
-def _cut_constants(size: int, across: int, has_bias: bool, keep_cuts: bool) -> tuple[tuple[str, Any], ...]:
+def _cut_constants(
+    size: int, across: int, again: bool, has_bias: bool, keep_cuts: bool
+) -> tuple[tuple[str, Any], ...]:
     kernels = _kernels()
-    merge, places = kernels.merge(LIST)
+    (merge, places), (merge2, places2) = kernels.merge(LIST), kernels.merge(LONG)
     return (
-        ("ROWS", size), ("WIDTH", across), ("SIZE", 128), ("LIST", LIST), ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts),
-        ("SORT", kernels.SORT16), ("MERGE", merge), ("PLACES", places),
+        ("ROWS", size), ("WIDTH", across), ("SIZE", 128), ("LIST", LONG if again else LIST), ("SLOTS", SLOTS), ("AGAIN", again),
+        ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts), ("SORT", kernels.SORT16), ("MERGE", merge),
+        ("PLACES", places), ("MERGE2", merge2), ("PLACES2", places2),
     )  # fmt: skip
 
 

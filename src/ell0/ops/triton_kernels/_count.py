@@ -329,13 +329,13 @@ def _sort_out(part, count, at, window, term, outer_low, low, high, outer_high, S
 @kernel("inner", "turned", "edges", "first", "chunk", "width", "rows", "d")
 def sum_between(
     inner, turned, edges, sums, counts, lists, first, chunk, rows, width, d,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, LIST: tl.constexpr, GPU: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, SLOTS: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """Adds up the terms between a pair's bands and lists those that lie in one.
 
     counts ``(2, rows, chunk)``: of the terms between, and of others that are not below the lower band times OVER; of
-    those listed.  lists ``(tiles, 2 * LIST, ROWS * WIDTH)``, those of a tile aligned to their size: in the order of the
-    terms. A pair with more than LIST is odd.
+    those listed.  lists ``(tiles, SLOTS, ROWS * WIDTH)``, those of a tile aligned to their size: in the order of the terms.
+    A list ends when at most 16 places are left.
     """
     sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
     both = here & there
@@ -347,19 +347,18 @@ def sum_between(
     total = tl.full((ROWS, WIDTH), 0.0, tl.float32)
     count = total
     STEP: tl.constexpr = 4 * ROWS * WIDTH
-    window = (lists + tl.program_id(0).to(tl.int64) * 2 * LIST * ROWS * WIDTH).to(tl.int64)
+    window = (lists + tl.program_id(0).to(tl.int64) * SLOTS * ROWS * WIDTH).to(tl.int64)
     start = window.to(tl.uint32) + 4 * (tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]).to(tl.uint32)
     at = start
-    for begin in range(0, d, 32):
+    for begin in range(0, d, 16):
         part = tl.full((ROWS, WIDTH), 0.0, tl.float32)
-        for i in tl.range(begin, tl.minimum(begin + 32, d), loop_unroll_factor=UNROLL):
+        for i in tl.range(begin, tl.minimum(begin + 16, d), loop_unroll_factor=UNROLL):
             x = tl.load(inner + i * width + sample, mask=here, other=0.0)
             w = tl.load(turned + i * rows + row, mask=there, other=0.0)
             term = tl.fma(x, w, 0.0)
             part, count, at = _sort_out(part, count, at, window, term, outer_low, low, high, outer_high, STEP, GPU)
         total += part
-        # At most 32 terms follow: a list that is full ends here.
-        outer_low = tl.where((at - start).to(tl.int32) >= LIST * STEP, float("inf"), outer_low)
+        outer_low = tl.where((at - start).to(tl.int32) > (SLOTS - 16) * STEP, float("inf"), outer_low)
     tl.store(sums + cell, total, mask=both)
     tl.store(counts + cell, count.to(tl.int32), mask=both)
     tl.store(counts + plane + cell, (at - start).to(tl.int32) // STEP, mask=both)
@@ -375,123 +374,148 @@ def _insert(listed, term):
     return out
 
 
+@triton.jit
+def _append(numbers, number, some):
+    """Appends numbers to a list that begins with its length."""
+    if any_of(some):
+        place = tl.cumsum(some.to(tl.int32), 0)
+        tl.store(numbers + tl.atomic_add(numbers, tl.max(place, 0)) + place, number, mask=some)
+
+
 @kernel()
 def cut_bands(
     weight, bound, reach, zeros, lead_count, lead_index, lead_value, asked, counts, edges, sums, lists,
-    bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, width, d, blocks, top, bottom,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, LIST: tl.constexpr, LEADS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
+    bias, out, cuts, ties, tied, odds, again, first, samples, chunk, rows, width, d, blocks, top, bottom,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, LIST: tl.constexpr, SLOTS: tl.constexpr,
+    AGAIN: tl.constexpr, LEADS: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, SORT: tl.constexpr,
+    MERGE: tl.constexpr, PLACES: tl.constexpr, MERGE2: tl.constexpr, PLACES2: tl.constexpr,
 ):  # fmt: skip
     """Sorts the terms in each pair's bands, finds the cuts among them, and adds those between to the sum.
 
     tied: as the last two parts of the marks of `walk`.  odds: how many pairs defeat a band, then their cells, in any
-    order.
+    order.  again: the same for pairs with more than LIST terms, in the order of the lists; AGAIN: does those.
     """
     plane = rows * chunk
     outlying = tl.load(asked + 1)
+    tiles = (rows + ROWS - 1) // ROWS
+    many_again = tl.load(again) if AGAIN else 0
+    units = (many_again + SIZE - 1) // SIZE if AGAIN else tl.num_programs(0)
     # Pairs lie as in the tiles of `sum_between`.
-    tile, tiles = tl.program_id(0) // (ROWS * WIDTH // SIZE), (rows + ROWS - 1) // ROWS
-    at = tl.program_id(0) % (ROWS * WIDTH // SIZE) * SIZE + tl.arange(0, SIZE)
-    lane, row = tile // tiles * WIDTH + at % WIDTH, tile % tiles * ROWS + at // WIDTH
-    here = (lane < chunk) & (row < rows)
-    cell = row * chunk + lane
-    lane += first
-    lists += tile.to(tl.int64) * 2 * LIST * ROWS * WIDTH + at
-    outer_low = tl.load(edges + cell, mask=here, other=0.0)
-    low = tl.load(edges + plane + cell, mask=here, other=0.0)
-    high = tl.load(edges + 2 * plane + cell, mask=here, other=0.0)
-    outer_high = tl.load(edges + 3 * plane + cell, mask=here, other=0.0)
-    count = tl.load(counts + cell, mask=here, other=0)
-    total = tl.load(counts + plane + cell, mask=here, other=0)
-    above, below = count // OVER - total, d - count // OVER - count % OVER
-    listed = ()
-    for r in tl.static_range(LIST):
-        listed = listed + (tl.load(lists + r * ROWS * WIDTH, mask=here & (r < total), other=float("-inf")),)
-    front, back = network(listed[:16], SORT, True), network(listed[16:], SORT, True)
-    listed = merged(front + backwards(back), MERGE, PLACES, True)
-    far = tl.load(reach + lane, mask=here, other=0.0)
-    largest = tl.load(bound + row * blocks, mask=here, other=0.0)
-    leads = tl.load(lead_count + lane, mask=here, other=0)
-    none = tl.load(zeros + lane, mask=here, other=0) - leads
-    value = tl.load(sums + cell, mask=here, other=0.0)
-    lost = (far != far) | (largest + 0.0 * far != largest)
-    odd = (leads > LEADS) | ~(largest * far <= LARGEST)
-    if outlying > 0:
-        # In the panel they are zeros. Such a zero must not be listed.
-        above -= tl.where(outer_high < 0, leads, 0)
-        below -= tl.where(outer_low > 0, leads, 0)
-        odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
-        for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
-            i = tl.load(lead_index + q * width + lane, mask=q < leads, other=0)
-            v = tl.load(lead_value + q * width + lane, mask=q < leads, other=0.0)
-            term = product_of(tl.load(weight + row * d + i, mask=here & (q < leads), other=0.0), v)
-            value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
-            above += ((q < leads) & (term > outer_high)).to(tl.int32)
-            below += ((q < leads) & (term < outer_low)).to(tl.int32)
-            some = (q < leads) & (term >= outer_low) & (term <= outer_high) & ((term >= high) | (term <= low))
-            listed = _insert(listed, tl.where(some, term, float("-inf")))
-            total += some.to(tl.int32)
-            # It stays, if it is not removed: the sum is infinite.
-            odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & (some | (top == 0) | (bottom == 0)))
-    odd = odd | (total > LIST)
-    many = total * 0
-    for r in tl.static_range(LIST):
-        many += ((r < total) & (listed[r] >= high)).to(tl.int32)
-    many2 = total - many
-    # Bands that meet are one.
-    reached, reached2 = tl.where(low >= high, total, many), tl.where(low >= high, total, many2)
-    # A band that ends at 0 tells how many terms are positive, or negative.
-    tiny = _tiny(high)
-    positive, negative = above + many, below + many2
-    zero = (high == tiny) & (positive < top) & (top <= positive + none)
-    zero2 = (low == 0.0 - tiny) & (negative < bottom) & (bottom <= negative + none)
-    want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
-    rank, rank2 = top - above, bottom - below
-    ends = outer_low + low + high + outer_high
-    odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
-    odd = odd | (want & ((rank < 1) | (rank > reached))) | (want2 & ((rank2 < 1) | (rank2 > reached2)))
-    # Of the list, so many leave first, and from here on the last.
-    gone = tl.where(want, rank, tl.where(zero, many, 0))
-    last = total - tl.where(want2, rank2, tl.where(zero2, many2, 0))
-    odd = odd | (gone > last)
-    upper, lower = tl.where(zero, 0.0, value * 0 + float("inf")), tl.where(zero2, 0.0, value * 0 - float("inf"))
-    inner = value * 0
-    for r in tl.static_range(LIST):
-        upper = tl.where(want & (gone == r + 1), listed[r], upper)
-        lower = tl.where(want2 & (last == r), listed[r], lower)
-        inner += tl.where((r >= gone) & (r < last), listed[r], 0.0)
-    # Tied with both cuts: only zeros are so many as a rule.
-    odd = odd | ((upper == lower) & ~(zero & zero2))
-    value += inner
-    odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
-    if HAS_BIAS:
-        value += tl.load(bias + row, mask=here, other=0.0)
-    tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
-    place = row * samples
-    if any_of(odd):
-        place_of = tl.cumsum(odd.to(tl.int32), 0)
-        begun = tl.atomic_add(odds, tl.max(place_of, 0))
-        tl.store(odds + begun + place_of, cell, mask=odd)
-    if KEEP:
-        good = here & ~odd
-        tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
-        tl.store(cuts + rows * samples + place + lane, lower, mask=good)
-        over, equal, over2, equal2 = many * 0, many * 0, many * 0, many * 0
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        pair = unit * SIZE + tl.arange(0, SIZE)
+        here = pair >= 0
+        if AGAIN:
+            here = pair < many_again
+            pair = tl.load(again + 1 + pair, mask=here, other=0)
+        tile, at = pair // (ROWS * WIDTH), pair % (ROWS * WIDTH)
+        lane, row = tile // tiles * WIDTH + at % WIDTH, tile % tiles * ROWS + at // WIDTH
+        here = here & (lane < chunk) & (row < rows)
+        cell = row * chunk + lane
+        lane += first
+        mine = lists + tile.to(tl.int64) * SLOTS * ROWS * WIDTH + at
+        outer_low = tl.load(edges + cell, mask=here, other=0.0)
+        low = tl.load(edges + plane + cell, mask=here, other=0.0)
+        high = tl.load(edges + 2 * plane + cell, mask=here, other=0.0)
+        outer_high = tl.load(edges + 3 * plane + cell, mask=here, other=0.0)
+        count = tl.load(counts + cell, mask=here, other=0)
+        total = tl.load(counts + plane + cell, mask=here, other=0)
+        above, below = count // OVER - total, d - count // OVER - count % OVER
+        if not AGAIN:
+            _append(again, pair, here & (total > LIST))
+            here = here & (total <= LIST)
+        listed = ()
+        for r in tl.static_range(LIST // 16):
+            more = ()
+            for n in tl.static_range(16):
+                number = 16 * r + n
+                more = more + (tl.load(mine + number * ROWS * WIDTH, mask=here & (number < total), other=float("-inf")),)
+            more = network(more, SORT, True)
+            if r == 0:
+                listed = more
+            elif r == 1:
+                listed = merged(listed + backwards(more), MERGE, PLACES, True)
+            else:
+                listed = merged(listed + backwards(more), MERGE2, PLACES2, True)
+        far = tl.load(reach + lane, mask=here, other=0.0)
+        largest = tl.load(bound + row * blocks, mask=here, other=0.0)
+        leads = tl.load(lead_count + lane, mask=here, other=0)
+        none = tl.load(zeros + lane, mask=here, other=0) - leads
+        value = tl.load(sums + cell, mask=here, other=0.0)
+        lost = (far != far) | (largest + 0.0 * far != largest)
+        odd = (leads > LEADS) | ~(largest * far <= LARGEST)
+        if outlying > 0:
+            # In the panel they are zeros. Such a zero must not be listed.
+            above -= tl.where(outer_high < 0, leads, 0)
+            below -= tl.where(outer_low > 0, leads, 0)
+            odd = odd | ((leads > 0) & (outer_low <= 0) & (outer_high >= 0) & ~((low < 0) & (high > 0)))
+            for q in range(0, tl.minimum(tl.max(leads, 0), LEADS)):
+                i = tl.load(lead_index + q * width + lane, mask=q < leads, other=0)
+                v = tl.load(lead_value + q * width + lane, mask=q < leads, other=0.0)
+                term = product_of(tl.load(weight + row * d + i, mask=here & (q < leads), other=0.0), v)
+                value += tl.where((q < leads) & (term < high) & (term > low), term, 0.0)
+                above += ((q < leads) & (term > outer_high)).to(tl.int32)
+                below += ((q < leads) & (term < outer_low)).to(tl.int32)
+                some = (q < leads) & (term >= outer_low) & (term <= outer_high) & ((term >= high) | (term <= low))
+                listed = _insert(listed, tl.where(some, term, float("-inf")))
+                total += some.to(tl.int32)
+                # It stays, if it is not removed: the sum is infinite.
+                odd = odd | ((q < leads) & ~(tl.abs(term) <= LARGEST) & (some | (top == 0) | (bottom == 0)))
+        odd = odd | (total > LIST)
+        many = total * 0
         for r in tl.static_range(LIST):
-            over += ((r < total) & (listed[r] > upper)).to(tl.int32)
-            equal += ((r < total) & (listed[r] == upper)).to(tl.int32)
-            over2 += ((r < total) & (listed[r] < lower)).to(tl.int32)
-            equal2 += ((r < total) & (listed[r] == lower)).to(tl.int32)
-        leave, leave2 = rank - over, rank2 - over2
-        stay, stay2 = equal - leave, equal2 - leave2
-        tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
-        tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
-        some = good & ~lost & ((tie > 0) | (tie2 > 0))
-        if any_of(some):
-            tl.store(ties + place + lane, tie, mask=some)
-            tl.store(ties + rows * samples + place + lane, tie2, mask=some)
-            tl.atomic_max(tied + row, 1, mask=some)
-            tl.atomic_max(tied + rows + lane, 1, mask=some)
+            many += ((r < total) & (listed[r] >= high)).to(tl.int32)
+        many2 = total - many
+        # Bands that meet are one.
+        reached, reached2 = tl.where(low >= high, total, many), tl.where(low >= high, total, many2)
+        # A band that ends at 0 tells how many terms are positive, or negative.
+        tiny = _tiny(high)
+        positive, negative = above + many, below + many2
+        zero = (high == tiny) & (positive < top) & (top <= positive + none)
+        zero2 = (low == 0.0 - tiny) & (negative < bottom) & (bottom <= negative + none)
+        want, want2 = ~zero & (top > 0), ~zero2 & (bottom > 0)
+        rank, rank2 = top - above, bottom - below
+        ends = outer_low + low + high + outer_high
+        odd = odd | (ends != ends) | ((zero | zero2) & ~(high > low))
+        odd = odd | (want & ((rank < 1) | (rank > reached))) | (want2 & ((rank2 < 1) | (rank2 > reached2)))
+        # Of the list, so many leave first, and from here on the last.
+        gone = tl.where(want, rank, tl.where(zero, many, 0))
+        last = total - tl.where(want2, rank2, tl.where(zero2, many2, 0))
+        odd = odd | (gone > last)
+        upper, lower = tl.where(zero, 0.0, value * 0 + float("inf")), tl.where(zero2, 0.0, value * 0 - float("inf"))
+        inner = value * 0
+        for r in tl.static_range(LIST):
+            upper = tl.where(want & (gone == r + 1), listed[r], upper)
+            lower = tl.where(want2 & (last == r), listed[r], lower)
+            inner += tl.where((r >= gone) & (r < last), listed[r], 0.0)
+        # Tied with both cuts: only zeros are so many as a rule.
+        odd = odd | ((upper == lower) & ~(zero & zero2))
+        value += inner
+        odd = (odd | ~(tl.abs(value) <= LARGEST)) & here & ~lost
+        if HAS_BIAS:
+            value += tl.load(bias + row, mask=here, other=0.0)
+        tl.store(out + lane * rows + row, tl.where(lost, float("nan"), value), mask=here & ~odd)
+        place = row * samples
+        _append(odds, cell, odd)
+        if KEEP:
+            good = here & ~odd
+            tl.store(cuts + place + lane, tl.where(lost, float("nan"), upper), mask=good)
+            tl.store(cuts + rows * samples + place + lane, lower, mask=good)
+            over, equal, over2, equal2 = many * 0, many * 0, many * 0, many * 0
+            for r in tl.static_range(LIST):
+                over += ((r < total) & (listed[r] > upper)).to(tl.int32)
+                equal += ((r < total) & (listed[r] == upper)).to(tl.int32)
+                over2 += ((r < total) & (listed[r] < lower)).to(tl.int32)
+                equal2 += ((r < total) & (listed[r] == lower)).to(tl.int32)
+            leave, leave2 = rank - over, rank2 - over2
+            stay, stay2 = equal - leave, equal2 - leave2
+            tie = tl.where(zero, top - positive + 1, tl.where(want & (stay > 0), leave + 1, 0))
+            tie2 = tl.where(zero2, bottom - negative + 1, tl.where(want2 & (stay2 > 0), leave2 + 1, 0))
+            some = good & ~lost & ((tie > 0) | (tie2 > 0))
+            if any_of(some):
+                tl.store(ties + place + lane, tie, mask=some)
+                tl.store(ties + rows * samples + place + lane, tie2, mask=some)
+                tl.atomic_max(tied + row, 1, mask=some)
+                tl.atomic_max(tied + rows + lane, 1, mask=some)
 
 
 @triton.jit
