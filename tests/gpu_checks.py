@@ -204,6 +204,22 @@ def check_tiles() -> None:
     close("value", out, want, reference.scale(x, weight, bias, top=26, bottom=25))
 
 
+def check_bands() -> None:
+    """Bands may lie anywhere: what they miss is found by the definition."""
+
+    def launch(name: str, grid: Any, arguments: Any, *rest: Any) -> None:
+        if name == "sum_between":
+            edges = arguments[2]
+            moves = torch.randn(edges[0].shape, generator=Generator().manual_seed(2)).to(DEVICE)
+            edges += 0.3 * moves * edges[0].abs().nan_to_num(0.0, 0.0, 0.0).mean()
+        launched(name, grid, arguments, *rest)
+
+    launched = gpu.launch
+    for make in (attacked, integers):
+        with mock.patch.multiple(gpu, MANY=0.0, launch=launch):
+            compare(*make(4, 2, 52, Generator().manual_seed(3)), ((16, 9),))
+
+
 def check_pairs() -> None:
     for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
         x, weight, _ = attacked(3, 1, 60, Generator().manual_seed(0))
@@ -428,6 +444,7 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "alone": check_alone,
     "mixed": check_mixed,
     "tiles": check_tiles,
+    "bands": check_bands,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
     "size": check_a_batch_can_be_too_large,

@@ -404,7 +404,7 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
                 )  # fmt: skip
             launch(
                 "odd_pairs", (definers,),
-                (weight, x, bias, out[pair], cuts[pair], ties[pair], marks[pair], odds,
+                (weight, x, bias, out[pair], cuts[pair], ties[pair], marks[pair], odds, edges,
                  first, n, chunk, rows, d, top, bottom, definers),
                 (("WIDTH", _width(d)), ("HAS_BIAS", work.has_bias), ("KEEP", keep)), DEFINE,
             )  # fmt: skip

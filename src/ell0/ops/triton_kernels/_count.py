@@ -2,9 +2,9 @@
 
 A pair's first pivot on each side is a guess from moments of its terms, by a regression on some pairs whose cuts are
 found by sorting. Passes over all terms count what lies beyond the pivots and move them; these counts may err. The last
-lays a band over each cut. One exact pass adds up what lies between the bands, counts what lies beyond, and marks, a bit
-for each term, what lies in them; `cut_bands` finds the cuts there. The few pairs whose bands miss or hold too many
-terms are listed, and `odd_pairs` does them by the definition.
+lays a band over each cut. One exact pass adds up what lies between the bands, counts what lies beyond, and lists what
+lies in them; `cut_bands` finds the cuts there. The few pairs whose bands miss or hold too many terms are listed, and
+`odd_pairs` does them by the definition.
 """
 
 import triton
@@ -519,28 +519,33 @@ def cut_bands(
 
 
 @triton.jit
-def _beyond(key, inside, k, flip):
-    """The k-th largest key; the k-th smallest where flip is -1, not 0."""
+def _beyond(key, inside, k, near, further, flip):
+    """The k-th largest key; the k-th smallest where flip is -1, not 0.  near, further: the band it was looked for in."""
     low = k * 0 - 0x7F800001  # at least k are at or above it
     high = k * 0 + 0x7F800001  # fewer are
-    key = key ^ flip
-    sure, step = k * 0, k * 0
+    key, near, further = tl.where(inside, key ^ flip, -0x80000000), keys_of(near) ^ flip, keys_of(further) ^ flip
+    sure, step, span = k * 0, k * 0, tl.maximum(further - near, 1)
     while (k > 0) & (sure == 0) & (low + 1 < high):
-        # Ties at zero are the common ones: two steps find them.
         middle = (low & high) + ((low ^ high) >> 1)
-        zero = step + flip
-        middle = tl.where((step < 2) & (low < zero) & (zero < high), zero, middle)
-        count = tl.sum((inside & (key >= middle)).to(tl.int32), 0)
+        # Ties at zero are the common ones: two steps find them.
+        zero = tl.where(low == flip, flip + 1, flip)
+        middle = tl.where((low < zero) & (zero < high), zero, middle)
+        # Both ends of the band, then beyond it, further each time, until the key is enclosed.
+        guess = tl.where(low == -0x7F800001, high - span, tl.where(high == 0x7F800001, low + span, middle))
+        guess = tl.where(step == 0, near, tl.where(step == 1, further, guess))
+        middle = tl.where((low < guess) & (guess < high), guess, middle)
+        count = tl.sum((key >= middle).to(tl.int32), 0)
         low = tl.where(count >= k, middle, low)
         high = tl.where(count < k, middle, high)
         sure = tl.where(count == k, 1, sure)
+        span = tl.where(step > 1, span + span, span)
         step += 1
-    return tl.min(tl.where(inside & (key >= low), key, 0x7F800000), 0) ^ flip
+    return tl.min(tl.where(key >= low, key, 0x7F800000), 0) ^ flip
 
 
 @kernel()
 def odd_pairs(
-    weight, x, bias, out, cuts, ties, tied, odds, first, samples, chunk, rows, d, top, bottom, programs,
+    weight, x, bias, out, cuts, ties, tied, odds, edges, first, samples, chunk, rows, d, top, bottom, programs,
     WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Value, cuts and tied removals of the pairs in `odds` by the definition; their terms stay in the registers.
@@ -555,9 +560,11 @@ def odd_pairs(
         w = tl.load(weight + row * d + i, mask=inside, other=0.0)
         terms = product_of(w, tl.load(x + lane * d + i, mask=inside, other=0.0))
         key = keys_of(terms)
-        k, k2 = cell * 0 + top, cell * 0 + bottom
-        upper = tl.where(k > 0, value_of(_beyond(key, inside, k, 0)), float("inf"))
-        lower = tl.where(k2 > 0, value_of(_beyond(key, inside, k2, -1)), float("-inf"))
+        k, k2, plane = cell * 0 + top, cell * 0 + bottom, rows * chunk
+        outer_low, low = tl.load(edges + cell), tl.load(edges + plane + cell)
+        high, outer_high = tl.load(edges + 2 * plane + cell), tl.load(edges + 3 * plane + cell)
+        upper = tl.where(k > 0, value_of(_beyond(key, inside, k, high, outer_high, 0)), float("inf"))
+        lower = tl.where(k2 > 0, value_of(_beyond(key, inside, k2, low, outer_low, -1)), float("-inf"))
         value = tl.sum(tl.where(inside & (terms < upper) & (terms > lower), terms, 0.0), 0)
         above = tl.sum((inside & (terms > upper)).to(tl.int32), 0)
         below = tl.sum((inside & (terms < lower)).to(tl.int32), 0)
