@@ -45,7 +45,8 @@ LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
 STEEP = 2.0**15
 CHUNK = 2048  # samples that are counted together: some of their terms are kept
-# Terms in both bands of a pair that are sorted with all pairs; apart; and places for them: none is left out unseen.
+# Terms in both bands of a pair: sorted with those of other pairs; sorted apart; and places for a list, which ends when
+# 16 are left.
 LIST, LONG, SLOTS = 32, 48, 64
 DEFINERS, DEFINE = 16, {"num_warps": 1, "maxnreg": 128}
 # Rows and samples (or columns and lefts) of a tile, and how often its loop is unrolled.
@@ -391,7 +392,8 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
             launch(
                 "sum_between", (tiles,),
                 (lanes.inner, turned, edges, sums, found, lists, first, chunk, rows, width, d),
-                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("SLOTS", SLOTS), ("GPU", not _interpreted())), TILED,
+                (("ROWS", size), ("WIDTH", across), ("UNROLL", UNROLL), ("SLOTS", SLOTS), ("GPU", not _interpreted())),
+                TILED,
             )  # fmt: skip
             odds, longer = x.new_zeros(2, 1 + tiles * size * across, dtype=torch.int32)
             for again, programs in ((False, tiles * size * across // 128), (True, definers)):
@@ -411,15 +413,13 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
 
 
 @functools.cache
-def _cut_constants(
-    size: int, across: int, again: bool, has_bias: bool, keep_cuts: bool
-) -> tuple[tuple[str, Any], ...]:
+def _cut_constants(size: int, across: int, again: bool, bias: bool, keep: bool) -> tuple[tuple[str, Any], ...]:
     kernels = _kernels()
     (merge, places), (merge2, places2) = kernels.merge(LIST), kernels.merge(LONG)
     return (
-        ("ROWS", size), ("WIDTH", across), ("SIZE", 128), ("LIST", LONG if again else LIST), ("SLOTS", SLOTS), ("AGAIN", again),
-        ("LEADS", LEADS), ("HAS_BIAS", has_bias), ("KEEP", keep_cuts), ("SORT", kernels.SORT16), ("MERGE", merge),
-        ("PLACES", places), ("MERGE2", merge2), ("PLACES2", places2),
+        ("ROWS", size), ("WIDTH", across), ("SIZE", 128), ("LIST", LONG if again else LIST), ("SLOTS", SLOTS),
+        ("AGAIN", again), ("LEADS", LEADS), ("HAS_BIAS", bias), ("KEEP", keep), ("SORT", kernels.SORT16),
+        ("MERGE", merge), ("PLACES", places), ("MERGE2", merge2), ("PLACES2", places2),
     )  # fmt: skip
 
 
@@ -445,16 +445,18 @@ def _learn(x: Tensor, inner: Tensor, scaled: Tensor, scale_x: Tensor, counts: tu
     which = torch.arange(LEARNT, device=x.device)
     sample, row = which * n // LEARNT, which * 7919 % rows
     right = scaled[row]
-    terms = x[sample] * scale_x[sample].unsqueeze(1) * right
-    fine = terms.isfinite().all(1)
-    fell = terms.nan_to_num(0.0, 0.0, 0.0).sort(1, descending=True).values
+    every = x[sample] * scale_x[sample].unsqueeze(1) * right
+    fine = every.isfinite().all(1)
     terms = (inner.T[sample] * right).nan_to_num(0.0, 0.0, 0.0)
     size, sign = terms.abs(), terms.sign()
+    # Terms of outlying coordinates end with the others: they must not widen gaps.
+    most = size.amax(1, keepdim=True)
+    fell = every.nan_to_num(0.0, 0.0, 0.0).clamp(-most, most).sort(1, descending=True).values
     square, root = terms * terms, size.sqrt()
     unit = square.mean(1, keepdim=True).sqrt().clamp(min=1e-8)
-    every = (terms / unit, terms * square / unit**3, (square / unit**2) ** 2, size / unit, sign, root / unit**0.5,
-             sign * root / unit**0.5)  # fmt: skip
-    shapes = torch.stack([each.mean(1) for each in every], 1)
+    shaped = (terms / unit, terms * square / unit**3, (square / unit**2) ** 2, size / unit, sign, root / unit**0.5,
+              sign * root / unit**0.5)  # fmt: skip
+    shapes = torch.stack([each.mean(1) for each in shaped], 1)
     centre = torch.stack([shapes.mean(0), shapes.std(0) + 1e-4])
     shapes = ((shapes - centre[0]) / centre[1]).clamp(-4, 4)
     some, other = torch.triu_indices(7, 7, device=x.device)

@@ -334,8 +334,8 @@ def sum_between(
     """Adds up the terms between a pair's bands and lists those that lie in one.
 
     counts ``(2, rows, chunk)``: of the terms between, and of others that are not below the lower band times OVER; of
-    those listed.  lists ``(tiles, SLOTS, ROWS * WIDTH)``, those of a tile aligned to their size: in the order of the terms.
-    A list ends when at most 16 places are left.
+    those listed.  lists ``(tiles, SLOTS, ROWS * WIDTH)``: in the order of the terms, those of a tile aligned to their
+    size. A list ends when at most 16 places are left.
     """
     sample, here, row, there, cell = _cells(first, chunk, rows, ROWS, WIDTH)
     both = here & there
@@ -348,7 +348,8 @@ def sum_between(
     count = total
     STEP: tl.constexpr = 4 * ROWS * WIDTH
     window = (lists + tl.program_id(0).to(tl.int64) * SLOTS * ROWS * WIDTH).to(tl.int64)
-    start = window.to(tl.uint32) + 4 * (tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]).to(tl.uint32)
+    place = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    start = window.to(tl.uint32) + (4 * place).to(tl.uint32)
     at = start
     for begin in range(0, d, 16):
         part = tl.full((ROWS, WIDTH), 0.0, tl.float32)
@@ -428,7 +429,8 @@ def cut_bands(
             more = ()
             for n in tl.static_range(16):
                 number = 16 * r + n
-                more = more + (tl.load(mine + number * ROWS * WIDTH, mask=here & (number < total), other=float("-inf")),)
+                present = here & (number < total)
+                more = more + (tl.load(mine + number * ROWS * WIDTH, mask=present, other=float("-inf")),)
             more = network(more, SORT, True)
             if r == 0:
                 listed = more
@@ -520,7 +522,7 @@ def cut_bands(
 
 @triton.jit
 def _beyond(key, inside, k, near, further, flip):
-    """The k-th largest key; the k-th smallest where flip is -1, not 0.  near, further: the band it was looked for in."""
+    """The k-th largest key; the k-th smallest where flip is -1, not 0.  near, further: the ends of its band."""
     low = k * 0 - 0x7F800001  # at least k are at or above it
     high = k * 0 + 0x7F800001  # fewer are
     key, near, further = tl.where(inside, key ^ flip, -0x80000000), keys_of(near) ^ flip, keys_of(further) ^ flip
