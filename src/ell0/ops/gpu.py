@@ -29,11 +29,12 @@ FLAGS = 3  # what `triton_kernels.pack` notes
 TIED = 1024  # samples of which those with ties are listed together
 BLOCK = 2048  # samples whose panel stays in the second-level cache
 
-# Share of the terms: if more leave, they are counted in tiles (`_count`), at a price that does not grow, not row by row
+# Share of the terms: if more leave, they are counted in tiles (`_count`), at a price that hardly grows, not row by row
 # (`_select`), which takes what leaves out of the dense product. Where little stays that is unsound, and each pair is
-# done by the definition. On MNIST, for 32, 64, 100 and 300 of 784 on each side, an H200 took 13, 21, 29 and 870 times
-# the dense layer's time row by row; tiles, about 20 for all, by estimate.
-MANY = 0.1
+# done by the definition. Tiles pay earlier where pairs are many: their guess takes a millisecond. For 64 of 784 on each
+# side an H200 took, times the dense layer's time, row by row 55 (MNIST), 69 (Gaussian) and 766 (80 % zeros), in tiles
+# 32, 31 and 30.
+MANY, EARLY, PAIRS = 0.42, 0.1, 1 << 21
 EXACT = 2048  # terms that can be counted in half precision
 
 # What was fastest on one H200.
@@ -45,7 +46,8 @@ PASSES = 2
 LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
 STEEP = 2.0**15
-CHUNK = 2048  # samples that are counted together: there are 256 bytes for the terms in bands of each pair
+# Samples that are counted together, and pairs: there are 256 bytes for the terms in bands of each.
+CHUNK, CHUNK_PAIRS = 2048, 1 << 22
 # Terms in both bands of a pair: sorted with those of other pairs; sorted apart; and places for a list, which ends when
 # 16 are left.
 LIST, LONG, SLOTS = 32, 48, 64
@@ -75,7 +77,7 @@ def serves(weight: Tensor) -> bool:
 
 def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
     """How many marks `forward` makes for each pair."""
-    return (1 if _tiled(counts, d) else 2) * rows + n
+    return (1 if _tiled(counts, d, n * rows) else 2) * rows + n
 
 
 def _listed(counts: Counts, d: int) -> bool:
@@ -86,9 +88,10 @@ def _listed(counts: Counts, d: int) -> bool:
     return d >= 32 and all(top == bottom <= LISTED for top, bottom in counts)
 
 
-def _tiled(counts: Counts, d: int) -> bool:
-    """Whether terms are counted in tiles."""
-    return not _listed(counts, d) and d <= EXACT and any(top + bottom > MANY * d for top, bottom in counts)
+def _tiled(counts: Counts, d: int, pairs: int) -> bool:
+    """Whether the terms of so many pairs are counted in tiles."""
+    share = min(MANY, EARLY) if pairs >= PAIRS else MANY
+    return not _listed(counts, d) and d <= EXACT and any(top + bottom > share * d for top, bottom in counts)
 
 
 def prepare(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +141,7 @@ def forward(
     lanes = Lanes.of(x, samples=True, asked=flags)
     if kept is not None:
         kept.append(lanes)
-    if _tiled(counts, d):
+    if _tiled(counts, d, n * rows):
         out = x.new_empty(pairs, n, rows)
         outputs = (out if bias is None else bias, out, cuts, ties, marks)
         _count(Work(x, weight, order, bound, flags, keep_cuts, bias is not None, outputs), lanes, counts)
@@ -354,7 +357,8 @@ def _count(work: Work, lanes: Lanes, counts: Counts) -> None:
     width = len(lanes.reach)
     size, across = _tile(SUM)
     room = SLOTS * size * across  # of the lists of a tile
-    most = min(CHUNK, max(1, _MOST // (4 * rows)))
+    # Even: two samples are counted together.
+    most = min(CHUNK, max(across, CHUNK_PAIRS // rows // across * across), max(2, _MOST // (8 * rows) * 2))
     for first in range(0, n, most):
         chunk = min(most, n - first)
         shape = (rows, chunk)
