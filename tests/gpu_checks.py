@@ -223,6 +223,24 @@ def check_bands() -> None:
             compare(*make(4, 2, 52, Generator().manual_seed(3)), ((16, 9),))
 
 
+def check_lists() -> None:
+    """Lists end before the next ones begin, also where terms are infinite and a band has no end."""
+
+    def launch(name: str, grid: Any, arguments: Any, *rest: Any) -> None:
+        launched(name, grid, arguments, *rest)
+        if name == "sum_between":
+            longest.append(int(arguments[4][1].max()))
+
+    launched, longest = gpu.launch, list[int]()
+    for scale, counts in ((1e25, (40, 40)), (1e25, (0, 40)), (1e20, (40, 40)), (1.0, (40, 40))):
+        g = Generator().manual_seed(0)
+        x, weight = (scale * torch.randn(rows, 140, generator=g).to(DEVICE) for rows in (3, 2))
+        with mock.patch.multiple(gpu, MANY=0.0, launch=launch):
+            gpu.forward(x, weight, None, gpu.prepare(weight), (counts,), False)
+    assert len(longest) == 4
+    assert max(longest) <= gpu.SLOTS
+
+
 def check_pairs() -> None:
     for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
         x, weight, _ = attacked(3, 1, 60, Generator().manual_seed(0))
@@ -448,6 +466,7 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "mixed": check_mixed,
     "tiles": check_tiles,
     "bands": check_bands,
+    "lists": check_lists,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
     "size": check_a_batch_can_be_too_large,

@@ -12,7 +12,7 @@ import torch
 from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
-NAMES = ("alone", "mixed", "tiles", "bands", "pairs", "determinism", "size", "prepared", "empty")
+NAMES = ("alone", "mixed", "tiles", "bands", "lists", "pairs", "determinism", "size", "prepared", "empty")
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 
 

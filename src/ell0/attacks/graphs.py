@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 __all__ = ["Graphs"]
 
-_KNOWN = ("ell0", "torch", "torchvision")  # packages whose modules draw nothing and count nothing that torch does not
+_KNOWN = ("torch.nn.modules", "ell0.nn", "ell0.models")  # whose modules only compute
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _UNFIT: WeakSet[nn.Module] = WeakSet()  # models that could not be recorded
 
 
@@ -28,17 +29,13 @@ class Graphs:
 
     @classmethod
     def of(cls, model: object, x: Tensor) -> Graphs | None:
-        """None where nothing may be replayed: not on a GPU, or a part of the model may do more than compute."""
-        if not x.is_cuda or not isinstance(model, nn.Module) or model in _UNFIT:
+        """None where nothing may be replayed: not on the current GPU, or a part of the model may not only compute."""
+        if not _at_hand(x) or not isinstance(model, nn.Module) or model in _UNFIT:
             return None
-        known = (
-            type(part).__module__.split(".")[0] in _KNOWN and not part._forward_hooks and not part._forward_pre_hooks
-            for part in model.modules()
-        )  # fmt: skip
-        return cls(model) if all(known) else None
+        return cls(model) if all(map(_only_computes, model.modules())) else None
 
     def run(self, key: Hashable, call: Callable[[], Any]) -> Any:
-        """What the call returns. key: of what is to be replayed."""
+        """What the call returns. key: names the call."""
         if key not in self._found or self._model in _UNFIT:
             self._found[key] = None
             return call()
@@ -64,8 +61,20 @@ class Graphs:
         return graph, answer
 
     def forget(self, key: Hashable = None) -> None:
-        """Everything under the key, or all, will be recorded anew."""
+        """Drops the recording of this key, or all of them."""
         self._found = {} if key is None else {k: v for k, v in self._found.items() if k != key}
+
+
+def _at_hand(x: Tensor) -> bool:
+    """Whether x lies on the current GPU: work for another one would not be recorded."""
+    return x.is_cuda and x.device.index == torch.cuda.current_device()
+
+
+def _only_computes(part: nn.Module) -> bool:
+    """Whether a module does what its class says, and that is a layer of torch or ell0: it counts and keeps nothing."""
+    home = f"{type(part).__module__}."
+    own = "forward" not in vars(part) and not any(getattr(part, hooks) for hooks in _HOOKS)
+    return own and any(home.startswith(f"{known}.") for known in _KNOWN)
 
 
 def recording() -> bool:

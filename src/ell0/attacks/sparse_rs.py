@@ -135,8 +135,6 @@ class Search:
         self._drawn: tuple[int, Tensor] = first, torch.empty(0)  # a moment, and what is drawn from it on
         self._each = 3 + self._clean.shape[1]  # numbers drawn for a unit
         self._ahead: dict[int, _Ahead] = {}
-        if victim.graphs is not None:
-            victim.graphs.forget()  # those of another search
 
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
@@ -162,13 +160,14 @@ class Search:
             self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
             self._size, self._rest, self._best = self._size[stands], self._rest[stands], self._best[stands]
             self._drawn = self._moment, torch.empty(0)
-            if self._victim.graphs is not None:
-                self._victim.graphs.forget()
-                self._ahead.clear()
+            self._ahead.clear()
 
     def _replay(self, graphs: Graphs, moved: int) -> None:
         """`_move` for the rows that stand, without waiting for the device; fallen rows stay for a while."""
         if moved not in self._ahead:
+            # What was recorded for other rows, or for another number, which only falls, is done with.
+            graphs.forget()
+            self._ahead.clear()
             m, count = len(self._at), 2 * moved * self._each
             drawn = self._best.new_empty(max(1, min(_MOMENTS, _NUMBERS // (m * count))), m, count, dtype=torch.float64)
             self._ahead[moved] = _Ahead(drawn, self._at.new_zeros(1))

@@ -359,7 +359,9 @@ def sum_between(
             term = tl.fma(x, w, 0.0)
             part, count, at = _sort_out(part, count, at, window, term, outer_low, low, high, outer_high, STEP, GPU)
         total += part
-        outer_low = tl.where((at - start).to(tl.int32) > (SLOTS - 16) * STEP, float("inf"), outer_low)
+        # Nothing lies between these ends, infinite terms neither.
+        full = (at - start).to(tl.int32) > (SLOTS - 16) * STEP
+        outer_low, outer_high = tl.where(full, float("inf"), outer_low), tl.where(full, -float("inf"), outer_high)
     tl.store(sums + cell, total, mask=both)
     tl.store(counts + cell, count.to(tl.int32), mask=both)
     tl.store(counts + plane + cell, (at - start).to(tl.int32) // STEP, mask=both)
