@@ -13,7 +13,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ell0 import L0Ball
 from ell0.certify.network import Network
@@ -175,16 +174,3 @@ def data(n: int = 40, d: int = 12) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     y = torch.arange(n) % 3
     return torch.randn(n, d) * 0.2 + nn.functional.one_hot(y, 3).repeat(1, d // 3), y
-
-
-class Watch(TorchDispatchMode):
-    """Notes what a GPU would have to wait for the host for, so that no graph could hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().partition(".")[0] in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"):
-            self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))

@@ -14,8 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import ell0
 from balls import within_one
@@ -26,6 +24,7 @@ from ell0.certify import Rule
 from ell0.common import Step
 from ell0.threat import Unit
 from oracle import Sums, margins, network, optimum, random, vote
+from watching import Watch
 
 inf, nan = math.inf, math.nan
 SHAPES: list[tuple[Unit, tuple[int, ...]]] = [("feature", (12,)), ("feature", (3, 2, 2)), ("pixel", (3, 3, 4))]
@@ -512,32 +511,6 @@ def test_a_declaration_that_cannot_be() -> None:
         ell0.attacks.attack(**own, gradients_only=True)(steepest)
 
 
-class Log(TorchDispatchMode):
-    """What torch does, in order; refuses what waits for a device."""
-
-    waits = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[tuple[Any, Any, Any, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name.startswith("index") and any(getattr(t, "dtype", None) == torch.bool for t in tree_leaves(args[1]))
-        assert name not in self.waits
-        assert not masks
-        out = func(*args, **(kwargs or {}))
-        self.done.append((func, args, kwargs or {}, out))
-        return out
-
-    def again(self) -> None:
-        """The same on the same tensors, and its results in the same places."""
-        for func, args, kwargs, out in self.done:
-            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, Tensor) and old.numel() and old.data_ptr() != new.data_ptr():
-                    old.detach().copy_(new)
-
-
 class Replayed(Graphs):
     """Graphs as on a GPU: the second call of a key is logged, later ones repeat the log."""
 
@@ -550,9 +523,10 @@ class Replayed(Graphs):
             return call()
         if found[key] is None:
             Replayed.recording = True
-            with Log() as log:
-                found[key] = log, call()
+            with Watch() as watch:
+                found[key] = watch, call()
             Replayed.recording = False
+            assert not watch.seen
         else:
             Replayed.replays += 1
             with torch.no_grad():

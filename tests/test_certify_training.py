@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from certify_cases import Case, Watch, attacks, bound, cases, data, few, layers, least_margins, small
+from certify_cases import Case, attacks, bound, cases, data, few, layers, least_margins, small
 from ell0 import L0Ball, certify
 from ell0.certify.network import Network
 from ell0.certify.reachable import Reachable
@@ -23,6 +23,7 @@ from ell0.nn import InputClamp, TruncatedLinear
 from ell0.threat import Unit
 from ell0.train import TrainConfig, fit
 from ell0.train.config import Precision
+from watching import Watch
 
 
 @few

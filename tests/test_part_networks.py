@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from certify_cases import Watch, few
+from certify_cases import few
 from ell0.nn.residual import SMALL, SmallConvolution, convolution
 from ell0.part_networks import Members, PartCNN, PartMLP, PartTransformer, Pool, SelfAttention
+from watching import Watch
 
 PLACES = 6
 IMAGES: list[Callable[..., nn.Module]] = [

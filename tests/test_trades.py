@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from balls import trades_within_one
 from ell0 import L0Ball, certify, models, recipe
@@ -22,6 +21,7 @@ from ell0.results import Results
 from ell0.train import Trades, TrainConfig, fit
 from ell0.train.stepper import Stepper
 from small_training import Killed, images, run, same
+from watching import Watch
 
 
 def normed(seed: int = 0) -> nn.Sequential:
@@ -173,21 +173,14 @@ def test_in_bf16_all_forwards_are_rounded() -> None:
 
 def test_no_shape_and_no_path_depends_on_values() -> None:
     """So that a CUDA graph can hold a step: nothing asks for a value, or for as many as meet a condition."""
-    (x, y), asked = images(), []
-
-    class Watched(TorchDispatchMode):
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(word in str(op) for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.")):
-                asked.append(str(op))
-            return op(*args, **(kwargs or {}))
-
-    with Watched():
-        for model in (normed(), models.small_cnn(2, in_shape=(3, 6, 6), classes=3)):
+    (x, y), networks = images(), (normed(), models.small_cnn(2, in_shape=(3, 6, 6), classes=3))
+    with Watch() as watch:
+        for model in networks:
             trades_within_one(4, "pixel", steps=3)(model, x, y)[1].backward()
-        assert asked == []
+        assert not watch.seen
         float(x.sum())  # what would have been seen
         x.nonzero()
-    assert asked == ["aten._local_scalar_dense.default", "aten.nonzero.default"]
+    assert watch.seen == ["aten._local_scalar_dense.default", "aten.nonzero.default"]
 
 
 def test_the_same_seed_gives_the_same_bits_also_when_killed(tmp_path: Path) -> None:

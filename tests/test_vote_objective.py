@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from certify_cases import Watch, few
+from certify_cases import few
 from ell0 import certify
 from ell0.certify.vote_objective import TrainedVotes, worst_margins
 from ell0.part_networks import PartCNN, PartMLP, PartTransformer
 from ell0.train import TrainConfig, fit
 from ell0.train import checkpoint as checkpoints
 from small_training import Killed, run, same
+from watching import Watch
 
 
 class Said(nn.Module):
