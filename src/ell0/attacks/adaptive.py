@@ -18,7 +18,7 @@ from .contract import AttackResult, Model, Victim
 from .declare import attack
 from .parts import PartSearch
 from .sparse_rs import Search
-from .surrogate import Vote
+from .surrogate import Vote, is_vote
 
 __all__ = ["adaptive"]
 
@@ -192,7 +192,7 @@ def _vote(victim: Victim) -> tuple[Vote, Callable[[Tensor], Tensor]] | None:
     """The vote that is the model, and what it sees of points: clamped and scaled at most."""
     layers = [*victim.model.modules()] if isinstance(victim.model, nn.Module) else []
     units, some = victim.units(victim.x).shape[2], victim.x[:1]
-    for vote in (layer for layer in layers if isinstance(layer, Vote)):
+    for vote in filter(is_vote, layers):
         pixels = len(vote.owner)
         if units != pixels if victim.ball.unit == "pixel" else units % pixels:
             continue

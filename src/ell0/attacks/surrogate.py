@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import InputClamp, InputTruncation, TruncatedLinear
 
-__all__ = ["Vote", "surrogate_gradients"]
+__all__ = ["Vote", "is_vote", "surrogate_gradients"]
 
 
-@runtime_checkable
 class Vote(Protocol):
     """A module that adds up what disjoint parts of its input say, as `certify.PartVote`.
 
@@ -26,6 +25,9 @@ class Vote(Protocol):
     owner: Tensor
     training: bool
 
+    def forward(self, x: Tensor, /) -> Tensor:
+        """The scores, ``(n, classes)``."""
+
     def part_logits(self, x: Tensor, /) -> Tensor:
         """What each part says: ``(n, parts, classes)``. A pixel changes what its own part says, and nothing else."""
 
@@ -34,6 +36,11 @@ class Vote(Protocol):
 
     def leads(self, logits: Tensor, y: Tensor, /) -> Tensor:
         """What each part says for y ``(n,)`` against each class, in [-1, 1]: ``(n, parts, classes)``."""
+
+
+def is_vote(module: object) -> TypeGuard[Vote]:
+    """Whether a module has all that a `Vote` has. From Python 3.12 on isinstance overlooks buffers, as owner is."""
+    return all(hasattr(module, name) for name in ("parts", "owner", "training", "part_logits", "scores", "leads"))
 
 
 @contextmanager
@@ -49,12 +56,12 @@ def surrogate_gradients(model: object) -> Iterator[None]:
     """
     kinds = (TruncatedLinear, InputTruncation, InputClamp)
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    layers = [layer for layer in modules if isinstance(layer, (*kinds, Vote))]
+    layers = [layer for layer in modules if isinstance(layer, kinds) or is_vote(layer)]
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:
             weight = layer.weight.detach() if isinstance(layer, TruncatedLinear) else None
-            redirected = partial(_voted, layer) if isinstance(layer, Vote) else partial(_forward, weight)
+            redirected = partial(_voted, layer) if is_vote(layer) else partial(_forward, weight)
             layer.__dict__["forward"] = partial(redirected, layer.forward)
         yield
     finally:

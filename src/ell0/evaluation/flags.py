@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Attack, declared
 from ..attacks.contract import Victim
-from ..attacks.surrogate import Vote, surrogate_gradients
+from ..attacks.surrogate import is_vote, surrogate_gradients
 from ..nn import InputTruncation, TruncatedLinear
 from ..parallel import Team
 from ..threat import L0Ball
@@ -221,7 +221,7 @@ def raised(
     truncated = any(isinstance(layer, TruncatedLinear | InputTruncation) and layer.k for layer in modules)
     ran = {attack.own for attack in attacks.values()}
     aware = probe.blind == 2 or any(attack and attack.knows_truncation for attack in ran)
-    votes = any(isinstance(module, Vote) for module in modules)
+    votes = any(map(is_vote, modules))
     knows_votes = any(attack and attack.knows_votes for attack in ran)
     default = all(attack in ran for attack in ATTACKS.values() if attack.cascade is not None)
     refuted = int((state.refuted & (state.verdict < 0)).sum())
