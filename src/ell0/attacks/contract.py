@@ -16,12 +16,11 @@ from ..nn import prepared
 from ..threat import L0Ball, Unit, channels_last, describe
 from ..wrapping import Model, Wrapped, as_rows, wrap
 from .draws import Draws
-from .graphs import Graphs, recording
+from .graphs import FILLED, Graphs, recording
 from .surrogate import surrogate_gradients
 
 __all__ = ["AttackResult", "Model", "Victim"]
 
-_SPARE = 0.75  # share of a recorded batch that must be filled
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -319,7 +318,7 @@ class Victim:
         m, batch = len(tensors[0]), self._batches.get(key)
         if self.graphs is None or m > self._chunk:
             return self._in_parts(ask, *tensors)
-        if batch is None or not _SPARE * len(batch[0]) <= m <= len(batch[0]):
+        if batch is None or not FILLED * len(batch[0]) <= m <= len(batch[0]):
             batch = self._batches[key] = tuple(t.clone() for t in tensors)
             self.graphs.forget(key)
         for held, t in zip(batch, tensors, strict=True):

@@ -13,6 +13,7 @@ __all__ = ["Graphs"]
 
 _KNOWN = ("torch.nn.modules", "ell0.nn", "ell0.models")  # whose modules only compute
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FILLED = 0.75  # share of a recorded batch that must be rows still asked about
 _UNFIT: WeakSet[nn.Module] = WeakSet()  # models that could not be recorded
 
 

@@ -12,14 +12,13 @@ from ..common import Progress, check_count, silent
 from ..threat import L0Ball
 from .contract import AttackResult, Model, Victim
 from .declare import attack
-from .graphs import Graphs
+from .graphs import FILLED, Graphs
 
 __all__ = ["Values", "sparse_rs"]
 
 Values = Literal["corners", "black-white", "uniform"]
 
 _AHEAD = 2000  # numbers drawn at once
-_FILLED = 0.75  # share of a replayed batch whose rows must stand
 _MOMENTS, _NUMBERS = 32, 2**20  # moments, and numbers, drawn at once at most for a step that is replayed
 # Up to this share of the queries (in ten-thousandths), alpha is divided by that.
 _SCHEDULE = ((0, 1), (50, 2), (200, 4), (500, 5), (1000, 6), (2000, 8), (4000, 10), (6000, 12), (8000, 15))
@@ -91,8 +90,9 @@ def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
 
 @dataclass
 class _Ahead:
-    """What is drawn for the moments from ``since`` on, ``(moments, m, numbers)``, and the place of the next."""
+    """What is drawn to move that many units from the moment ``since`` on, ``(moments, m, numbers)``; the next's place."""
 
+    moved: int
     drawn: Tensor
     place: Tensor
     since: int = -_MOMENTS
@@ -134,12 +134,12 @@ class Search:
         self._order = rank.argsort(dim=1, stable=True)
         self._drawn: tuple[int, Tensor] = first, torch.empty(0)  # a moment, and what is drawn from it on
         self._each = 3 + self._clean.shape[1]  # numbers drawn for a unit
-        self._ahead: dict[int, _Ahead] = {}
+        self._ahead: _Ahead | None = None
 
     def step(self, moved: int) -> None:
         """One query for every standing row: a start, or ``moved`` units moved."""
         graphs = self._victim.graphs if self._begun else None
-        if graphs is None or self._victim.left < _FILLED * len(self._at):
+        if graphs is None or self._victim.left < FILLED * len(self._at):
             self._drop_fallen()
         if len(self._at):
             if not self._begun:
@@ -160,18 +160,17 @@ class Search:
             self._at, self._points, self._order = self._at[stands], self._points[stands], self._order[stands]
             self._size, self._rest, self._best = self._size[stands], self._rest[stands], self._best[stands]
             self._drawn = self._moment, torch.empty(0)
-            self._ahead.clear()
+            self._ahead = None
 
     def _replay(self, graphs: Graphs, moved: int) -> None:
         """`_move` for the rows that stand, without waiting for the device; fallen rows stay for a while."""
-        if moved not in self._ahead:
+        ahead = self._ahead
+        if ahead is None or ahead.moved != moved:
             # What was recorded for other rows, or for another number, which only falls, is done with.
             graphs.forget()
-            self._ahead.clear()
             m, count = len(self._at), 2 * moved * self._each
             drawn = self._best.new_empty(max(1, min(_MOMENTS, _NUMBERS // (m * count))), m, count, dtype=torch.float64)
-            self._ahead[moved] = _Ahead(drawn, self._at.new_zeros(1))
-        ahead = self._ahead[moved]
+            ahead = self._ahead = _Ahead(moved, drawn, self._at.new_zeros(1))
         if not 0 <= self._moment - ahead.since < len(ahead.drawn):
             moments = torch.arange(self._moment, self._moment + len(ahead.drawn), device=self._at.device).unsqueeze(1)
             ahead.drawn.copy_(self._victim.draws.uniform(self._at, moments, ahead.drawn.shape[2]))
