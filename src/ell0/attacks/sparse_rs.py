@@ -90,7 +90,7 @@ def take(numbers: Tensor, at: Tensor, units: Tensor) -> Tensor:
 
 @dataclass
 class _Ahead:
-    """What is drawn to move that many units from the moment ``since`` on, ``(moments, m, numbers)``; the next's place."""
+    """What is drawn to move so many units from the moment ``since`` on: ``(moments, m, numbers)``.  place: the next."""
 
     moved: int
     drawn: Tensor

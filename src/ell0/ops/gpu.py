@@ -42,8 +42,8 @@ EXACT = 2048  # terms that can be counted in half precision
 # What was fastest on one H200.
 WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiprocessor, and how they are compiled
 SELECTORS, SELECT = 20, {"num_warps": 1, "maxnreg": 96}
-# That count before the bands are laid. After two an H200 did 0 to 3 % of the pairs of the benchmark by the definition, but
-# 12 % for k = 391 with outlying coordinates; after one, 24 to 30 %.
+# That count before the bands are laid. After two an H200 did 0 to 3 % of the benchmark's pairs by the definition (12 %
+# for k = 391 with outlying coordinates), after one 24 to 30 %.
 PASSES = 2
 LEARNT = 1024  # pairs that the guess is learnt from
 RIDGE = 1e-2
