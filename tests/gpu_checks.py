@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
-from itertools import product
 from typing import Any
 from unittest import mock
 
 import torch
+import triton
+import triton.language as tl
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +25,7 @@ from ell0 import ATTACKS, L0Ball, certify, models, ops
 from ell0.attacks import graphs
 from ell0.nn import InputScale, InputTruncation, TruncatedLinear
 from ell0.ops import gpu, reference
+from ell0.ops.triton_kernels import _select
 from oracle import network
 
 INTERPRETED = gpu._interpreted()
@@ -149,21 +151,18 @@ def compare(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Counts) -> N
 
 
 def check_kind(make: Callable[..., Inputs]) -> None:
-    # Terms are counted row by row, and in tiles.
-    for (seed, (n, rows, d, top, bottom)), many in product(enumerate((*SHAPES, LONG)), (1.0, 0.0)):
-        with mock.patch.object(gpu, "MANY", many):
-            compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
+    for seed, (n, rows, d, top, bottom) in enumerate((*SHAPES, LONG)):
+        compare(*make(n, rows, d, Generator().manual_seed(seed)), ((top, bottom),))
     # Samples may be walked as well.
     with mock.patch.object(gpu, "ASKED", 0):
         compare(*make(33, 2, 40, Generator().manual_seed(9)), ((4, 4),))
 
 
 def check_alone(kinds: Sequence[Callable[..., Inputs]] = KINDS) -> None:
-    """Each kind by itself: walks and row by row, which end as early as it lets them."""
+    """Each kind by itself: walks and searches end as early as it lets them."""
     for seed, make in enumerate(kinds):
         for n, d, top, bottom in ((33, 50, 10, 10), (3, 20, 5, 4), (3, 60, 17, 16)):
-            with mock.patch.object(gpu, "MANY", 1.0):
-                compare(*make(n, 1, d, Generator().manual_seed(seed)), ((top, bottom),))
+            compare(*make(n, 1, d, Generator().manual_seed(seed)), ((top, bottom),))
 
 
 def check_mixed() -> None:
@@ -173,7 +172,7 @@ def check_mixed() -> None:
         x = torch.cat([make(n, 1, d, g)[0] for make in FINITE])
         weight = torch.cat([make(1, 1, d, g)[1] for make in weights])
         # The last are walked.
-        with mock.patch.multiple(gpu, ASKED=0 if d == 40 else gpu.ASKED, MANY=1.0):
+        with mock.patch.object(gpu, "ASKED", 0 if d == 40 else gpu.ASKED):
             compare(x, weight, torch.randn(len(weight), generator=g), ((top, bottom),))
     for _, d, top, bottom, _ in MIXED[:3]:
         x, weight, bias = huge(3, 2, d, g)
@@ -181,76 +180,90 @@ def check_mixed() -> None:
     compare(*undefined(3, 2, 20, g), ((5, 4),))
 
 
-def check_tiles() -> None:
-    """Counts in tiles, with samples of several kinds in one of them; a batch without infinities takes another branch.
-
-    The minus is that of Triton 3.6, ``0 - x``, after which a zero has another sign than after that of 3.8.
-    """
-    from triton.language.semantic import TritonSemantic
-
+def check_counts() -> None:
+    """Terms are counted by one warp and by two, with several samples and blocks of samples for a program."""
     g = Generator().manual_seed(0)
-    minus = mock.patch.object(TritonSemantic, "minus", lambda semantic, tensor: semantic.sub(0, tensor, True))
-    for kinds, counts in ((FINITE, ((17, 16), (0, 9))), ((huge, zeros), ((9, 12),))):
-        x = torch.cat([make(3, 2, 35, g)[0] for make in kinds])
-        _, weight, bias = ordinary(2, 2, 35, g)
+    for d, counts in ((35, ((17, 16), (0, 9))), (1030, ((500, 20),))):
+        x = torch.cat([make(1, 2, d, g)[0] for make in (FINITE if d < 100 else FINITE[:2])])
+        _, weight, bias = ordinary(2, 2, d, g)
         weight[1] = weight[1].round()
-        with mock.patch.object(gpu, "MANY", 0.0), minus:
+        with mock.patch.object(gpu, "BLOCKED", 3):
             compare(x, weight, bias, counts)
-    # Samples of two chunks.
-    with mock.patch.multiple(gpu, MANY=0.0, CHUNK_PAIRS=1), minus:
-        compare(*ordinary(40, 1, 35, g), ((9, 12),))
-    # After one pass so many terms lie in the bands that they are not sorted.
-    x, weight, bias = (t.to(DEVICE) for t in few_stay(1, 1, 80, Generator().manual_seed(0)))
-    with mock.patch.multiple(gpu, MANY=0.0, PASSES=1):
-        out = gpu.forward(x, weight, bias, gpu.prepare(weight), ((26, 25),), False)[0][0]
-    want = reference.trimmed_linear(x, weight, bias, top=26, bottom=25)
-    close("value", out, want, reference.scale(x, weight, bias, top=26, bottom=25))
 
 
-def check_bands() -> None:
-    """Bands may lie anywhere: what they miss is found by the definition."""
-
-    def launch(name: str, grid: Any, arguments: Any, *rest: Any) -> None:
-        if name == "sum_between":
-            edges = arguments[2]
-            moves = torch.randn(edges[0].shape, generator=Generator().manual_seed(2)).to(DEVICE)
-            edges += 0.3 * moves * edges[0].abs().nan_to_num(0.0, 0.0, 0.0).mean()
-        launched(name, grid, arguments, *rest)
-
-    launched = gpu.launch
-    for make in (attacked, integers):
-        with mock.patch.multiple(gpu, MANY=0.0, launch=launch):
-            compare(*make(4, 2, 52, Generator().manual_seed(3)), ((16, 9),))
+def check_scales() -> None:
+    """The range of half precision is that of the first samples, and wrong for others. Rows begin anywhere in memory."""
+    g = Generator().manual_seed(0)
+    for scale in (1e-30, 1e-12, 1e12, 1e30):
+        x, weight, bias = ordinary(7, 1, 40, g)
+        x[5] *= scale
+        x[6, 3] = scale
+        compare(x, weight / scale**0.5, bias, ((16, 17),))
+    x, weight, bias = ordinary(6, 1, 40, g)
+    x[:5] = 0.0
+    x = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(6, 40)
+    compare(x, weight, bias, ((16, 17),))
 
 
-def check_lists() -> None:
-    """Lists end before the next ones begin, also where terms are infinite and a band has no end."""
+def check_ties() -> None:
+    """Terms so close that half precision does not tell them apart, some of them equal, and many equal to a cut."""
+    g = Generator().manual_seed(0)
+    for step in (1e-7, 1e-5, 1e-3):
+        x = 1.0 + step * torch.randint(-9, 10, (3, 70), generator=g)
+        weight = torch.where(torch.rand(2, 70, generator=g) < 0.5, 1.0, -1.0)
+        compare(x, weight, None, ((30, 16), (5, 20)))
 
-    def launch(name: str, grid: Any, arguments: Any, *rest: Any) -> None:
-        launched(name, grid, arguments, *rest)
-        if name == "sum_between":
-            longest.append(int(arguments[4][1].max()))
 
-    launched, longest = gpu.launch, list[int]()
-    for scale, counts in ((1e25, (40, 40)), (1e25, (0, 40)), (1e20, (40, 40)), (1.0, (40, 40))):
-        g = Generator().manual_seed(0)
-        x, weight = (scale * torch.randn(rows, 140, generator=g).to(DEVICE) for rows in (3, 2))
-        with mock.patch.multiple(gpu, MANY=0.0, launch=launch):
-            gpu.forward(x, weight, None, gpu.prepare(weight), (counts,), False)
-    assert len(longest) == 4
-    assert max(longest) <= gpu.SLOTS
+@triton.jit  # type: ignore[untyped-decorator]
+def rounding(numbers, halves, edges, size: tl.constexpr, card: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * size + tl.arange(0, size)
+    number = tl.load(numbers + i)
+    half = _select._half(_select._halved(number, number, card), 16)
+    tl.store(halves + i, half)
+    tl.store(edges + i, _select._edge(half))
+
+
+def check_rounding() -> None:
+    """All numbers in half precision, and what lies between them."""
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    every = bits.view(torch.float16).float()
+    every = every.where(every.isfinite(), 0.0)
+    beside = [torch.nextafter(every, torch.tensor(end)) for end in (-INF, INF)]
+    spread = torch.randn(1 << 16, generator=Generator().manual_seed(0)) * 2.0 ** torch.linspace(-30, 20, 1 << 16)
+    numbers = torch.cat([every, *beside, spread]).to(DEVICE)
+    halves, edges = torch.empty_like(numbers), torch.empty_like(numbers)
+    rounding[(len(numbers) // 1024,)](numbers, halves, edges, size=1024, card=not INTERPRETED)
+    numbers, halves, edges = numbers.cpu(), halves.cpu(), edges.cpu()
+    assert torch.equal(halves[: 1 << 16], every)
+    assert torch.equal(halves.abs(), largest_half(numbers.abs()))
+    assert ((halves == 0) | (halves.sign() == numbers.sign())).all()
+    # The edge is rounded to a larger one, and what lies before it is not.
+    below = halves < 65504
+    assert (edges[~below] == INF).all()
+    before = torch.nextafter(edges, torch.tensor(-INF))
+    assert (towards_zero(edges) > halves)[below].all()
+    assert (towards_zero(before) <= halves)[below].all()
+
+
+def largest_half(sizes: Tensor) -> Tensor:
+    """The largest finite number in half precision that is not larger."""
+    near = sizes.clamp(max=65504.0).half()
+    return torch.where(near.float() > sizes, torch.nextafter(near, torch.zeros_like(near)), near).float()
+
+
+def towards_zero(numbers: Tensor) -> Tensor:
+    return numbers.sign() * largest_half(numbers.abs())
 
 
 def check_pairs() -> None:
     for counts in (((3, 2), (4, 0)), ((20, 12), (12, 20), (17, 17))):
         x, weight, _ = attacked(3, 1, 60, Generator().manual_seed(0))
-        with mock.patch.object(gpu, "MANY", 1.0):
-            compare(x, weight, None, counts)
+        compare(x, weight, None, counts)
 
 
 def check_two_runs_give_the_same_bits() -> None:
-    x, weight, bias = (t.to(DEVICE) for t in attacked(33, 4, 48, Generator().manual_seed(0)))
-    for counts in (((5, 5),), ((17, 16),)):
+    for n, counts in ((33, ((5, 5),)), (5, ((17, 16),))):
+        x, weight, bias = (t.to(DEVICE) for t in attacked(n, 3, 48, Generator().manual_seed(0)))
         (out, _, (grads,)), (again, _, (grads_again,)) = (run(x, weight, bias, counts) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip((out, *grads), (again, *grads_again), strict=True))
 
@@ -464,9 +477,10 @@ def check_replays() -> None:
 ANYWHERE: dict[str, Callable[[], None]] = {
     "alone": check_alone,
     "mixed": check_mixed,
-    "tiles": check_tiles,
-    "bands": check_bands,
-    "lists": check_lists,
+    "counts": check_counts,
+    "scales": check_scales,
+    "ties": check_ties,
+    "rounding": check_rounding,
     "pairs": check_pairs,
     "determinism": check_two_runs_give_the_same_bits,
     "size": check_a_batch_can_be_too_large,

@@ -12,7 +12,9 @@ import torch
 from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
-NAMES = ("alone", "mixed", "tiles", "bands", "lists", "pairs", "determinism", "size", "prepared", "empty")
+NAMES = (
+    "alone", "mixed", "counts", "scales", "ties", "rounding", "pairs", "determinism", "size", "prepared", "empty",
+)  # fmt: skip
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 
 

@@ -1,15 +1,31 @@
 """Gradients as masked products: each term is made again, and the cuts decide whether it stayed."""
 
+import triton
 import triton.language as tl
 
 from ._gradients import tied_stay
 from ._language import any_of, kernel, product_of
 
 
+@triton.jit
+def _with_kept(total, g, w, v, upper, lower, GPU: tl.constexpr):
+    """Adds ``g * w`` where the term ``w * v`` lies between the cuts."""
+    if GPU:
+        # Predicated, as Triton would not.
+        return tl.inline_asm_elementwise(
+            """{ .reg .pred p; .reg .f32 t; mov.b32 $0, $1; mul.rn.f32 t, $3, $4;
+            setp.lt.f32 p, t, $5; setp.gt.and.f32 p, t, $6, p; @p fma.rn.f32 $0, $2, $3, $0; }""",
+            "=&f,f,f,f,f,f,f", [total, g, w, v, upper, lower], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        term = w * v
+        return tl.where((term < upper) & (term > lower), total + g * w, total)
+
+
 @kernel("grad", "left", "right", "cuts", "parts", "lefts", "d")
 def masked_product(
     grad, left, right, cuts, infinite, parts, lefts, rights, d, share,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """``parts (pieces, d, lefts)``: sums over each `share` of the rights of grad times right, where the term stayed.
 
@@ -29,13 +45,10 @@ def masked_product(
     if tl.load(infinite) == 0:
         for r in tl.range(first, end, loop_unroll_factor=UNROLL):
             g = tl.load(grad + r * lefts + lane, mask=here, other=0.0)
-            # No zero has a sign, for signs decide.
-            upper = tl.load(cuts + r * lefts + lane, mask=here, other=0.0) + 0.0
-            lower = tl.load(cuts + below + r * lefts + lane, mask=here, other=0.0) + 0.0
+            upper = tl.load(cuts + r * lefts + lane, mask=here, other=0.0)
+            lower = tl.load(cuts + below + r * lefts + lane, mask=here, other=0.0)
             w = tl.load(right + r * d + column, mask=there, other=0.0)
-            term = tl.fma(w, v, 0.0)
-            stays = (term - upper).to(tl.int32, bitcast=True) & (lower - term).to(tl.int32, bitcast=True)
-            total = tl.where(stays < 0, tl.fma(g, w, total), total)
+            total = _with_kept(total, g, w, v, upper, lower, GPU)
     else:
         for r in range(first, end):
             g = tl.load(grad + r * lefts + lane, mask=here, other=0.0)

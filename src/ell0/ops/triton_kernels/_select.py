@@ -1,379 +1,350 @@
-"""Many removed terms, or few terms at all: cuts are found by counting."""
+"""Many removed terms, or few terms at all: a warp holds all terms of a pair and counts them.
+
+A program takes one row of the weight and a block of samples. On each side it looks for a number in half precision
+beyond which as many terms lie as leave: rounding keeps the order of terms, so those are the ones that leave. The search
+begins where that of the sample before ended. Terms that half precision does not tell apart are counted as they are.
+"""
+
+from typing import Any
 
 import triton
 import triton.language as tl
 
-from ._definition import by_definition
-from ._language import LANES, LARGEST, any_of, bits_of, first_unit, kernel, lead, next_unit, terms_at
-from ._networks import backwards, join, merged, network, size_of, within
+from ._definition import by_definition, keys_of, value_of
+from ._language import LARGEST, kernel, weight_of
 
-CANDIDATES = tl.constexpr(32)  # terms around a cut that are told apart by sorting
-AROUND = tl.constexpr(12.0)  # terms to either side of where a cut should be: less than half as many
-TINY = tl.constexpr(1.1754943508222875e-38)
-
-
-@triton.jit
-def _lead(walker, lead_index, lead_value, r, width, count):
-    """One outlying term of each lane; NaN, which is never counted, where there are fewer."""
-    return tl.where(r < count, lead(walker, lead_index, lead_value, r, width, count), float("nan"))
+STEPS = tl.constexpr(12)  # of a search in half precision
+TRIES = tl.constexpr(3)  # terms that are looked at one after the other
+LARGEST_HALF = tl.constexpr(65504.0)
+PROBED = tl.constexpr(4)  # samples whose terms tell the scale
 
 
 @triton.jit
-def _begin(cap, cut, gap, k):
-    """An interval (a, b] that holds the cut, empty if nothing leaves, and two pivots around where it may be."""
-    b = tl.where(k > 0, cap, float("inf"))
-    ahead = tl.minimum(AROUND, 0.45 * k) * gap
-    return tl.where(k > 0, float("-inf"), b), b, cut - ahead, cut + ahead
-
-
-@triton.jit
-def _count(v, near, far, above_near, above_far, UP: tl.constexpr):
-    """Adds how many terms lie beyond each of two pivots; downwards the pivots are negated."""
-    for r in tl.static_range(len(v)):
-        if UP:
-            above_near = tl.where(v[r] > near, above_near + 1.0, above_near)
-            above_far = tl.where(v[r] > far, above_far + 1.0, above_far)
+def _numbers(matrix, row, width, WORDS: tl.constexpr, LANES: tl.constexpr):
+    """A row of numbers, two of which lie in one int64. NaN, which no comparison counts, stands behind its end."""
+    out = ()
+    for r in tl.static_range(WORDS):
+        place = r * LANES + tl.arange(0, LANES)
+        if r < WORDS - 1:
+            both = tl.load(matrix + row * width + place)
         else:
-            above_near = tl.where(v[r] < -near, above_near + 1.0, above_near)
-            above_far = tl.where(v[r] < -far, above_far + 1.0, above_far)
-    return above_near, above_far
+            both = tl.load(matrix + row * width + place, mask=place < width, other=0x7FC000007FC00000)
+        out = out + (weight_of(both), weight_of(both >> 32))
+    return out
 
 
 @triton.jit
-def _closer(interval, pivot, above, k):
-    """Moves the end of (a, b] to a pivot inside of it: k terms or more lie above a, fewer above b."""
-    a, b, above_a, above_b = interval
-    raised = (above >= k) & (pivot > a)
-    lowered = (above < k) & (pivot < b)
-    a, above_a = tl.where(raised, pivot, a), tl.where(raised, above, above_a)
-    b, above_b = tl.where(lowered, pivot, b), tl.where(lowered, above, above_b)
-    return a, b, above_a, above_b
+def _products(a, b):
+    out = ()
+    for r in tl.static_range(len(a)):
+        out = out + (a[r] * b[r],)
+    return out
 
 
 @triton.jit
-def _aim(a, b, above_a, above_b, gap, k, step):
-    """Two pivots around where k terms should lie above, and the distance of terms there."""
-    wide = above_a - above_b
-    closed = a > -LARGEST
-    gap = tl.where(closed, (b - a) / tl.maximum(wide, 1.0), gap)
-    middle = tl.where(closed, a + gap * (above_a - k + 0.5), b - gap * (k - above_b - 0.5))
-    # While one end is open, further and further.
-    reach = tl.maximum(0.5 * (k - above_b), AROUND) * (1 << (step - 1)).to(tl.float32)
-    spread = tl.where(closed, AROUND, reach) * gap
-    # Where the distances mislead, thirds.
-    third = (b - a) * (1 / 3)
-    astray = closed & (~((middle > a) & (middle < b)) | (step % 4 == 3))
-    near = tl.where(astray, a + third, middle - spread)
-    far = tl.where(astray, b - third, middle + spread)
-    # Many terms may be zeros.
-    zeros = (step == 1) & (a < -TINY) & (b > 0)
-    return tl.where(zeros, -TINY, near), tl.where(zeros, 0.0, far), gap
+def _bits(number):
+    """In half precision, towards zero; finite."""
+    size = tl.abs(number)
+    small = (size * 2.0**24).to(tl.int32).to(tl.float32) * 2.0**-24
+    cut = (size.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+    size = tl.where(size < 2.0**-14, small, tl.where(size == size, tl.minimum(cut, LARGEST_HALF), size))
+    return tl.where(number < 0, 0.0 - size, size).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
 
 
 @triton.jit
-def _collect(v, a, b, found, listed, removed, UP: tl.constexpr):
-    """Lists the terms in (a, b], a line of lanes for each; adds up those above b."""
-    for r in tl.static_range(len(v)):
-        q = v[r] if UP else -v[r]
-        gone = q > b
-        between = (q > a) & ~gone
-        removed = tl.where(gone, removed + v[r], removed)
-        tl.store(found + listed, q, mask=between)
-        listed = tl.where(between, listed + LANES, listed)
-    return listed, removed
+def _half(both, SHIFT: tl.constexpr):
+    return (both >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _half(found, listed, FIRST: tl.constexpr, SORT: tl.constexpr):
-    """Sixteen of the listed terms, falling."""
-    v = ()
-    for r in tl.static_range(16):
-        v = v + (tl.load(found + (FIRST + r) * LANES, mask=FIRST + r < listed, other=float("-inf")),)
-    return network(v, SORT, True)
+def _halved(a, b, GPU: tl.constexpr):
+    """Two numbers in half precision, rounded towards zero, in an int32."""
+    if GPU:
+        return tl.inline_asm_elementwise(
+            "cvt.rz.f16x2.f32 $0, $2, $1;", "=r,f,f", [a, b], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return (_bits(a) & 0xFFFF) | (_bits(b) << 16)
+
+
+def _raised(compare: str) -> Any:
+    """Assembly: a count becomes larger by how many of two numbers compare so with two pivots."""
+    return tl.constexpr(
+        f"{{ .reg .b32 a, b; mov.b32 b, 0xFFFF; set.{compare}.u32.f16x2 a, $2, $3; dp2a.lo.s32.s32 $0, a, b, $1; }}"
+    )
+
+
+ABOVE, BENEATH = _raised("gt"), _raised("lt")
 
 
 @triton.jit
-def _taken(v, m, cut, after, FIRST: tl.constexpr):
-    """The sum and the size of the first m of the listed terms, the last of them, and the one that follows."""
-    total = tl.full((LANES,), 0.0, tl.float32)
-    size = total
-    for r in tl.static_range(16):
-        total = tl.where(FIRST + r < m, total + v[r], total)
-        size = tl.where(FIRST + r < m, size + tl.abs(v[r]), size)
-        cut = tl.where(FIRST + r == m - 1, v[r], cut)
-        after = tl.where(FIRST + r == m, v[r], after)
-    return total, size, cut, after
+def _beyond(halves, pivots, BELOW: tl.constexpr, GPU: tl.constexpr):
+    """How many of the numbers lie beyond the pivot: are larger, or, if BELOW, smaller than its negative."""
+    count = tl.full(halves[0].shape, 0, tl.int32)
+    other = count
+    if BELOW:
+        pivots ^= -0x7FFF8000
+    for r in tl.static_range(len(halves)):
+        if GPU:
+            more = tl.inline_asm_elementwise(
+                BENEATH if BELOW else ABOVE,
+                "=r,r,r,r",
+                [count, halves[r], pivots],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
+            )
+        elif BELOW:
+            more = count + (_half(halves[r], 0) < _half(pivots, 0)) + (_half(halves[r], 16) < _half(pivots, 0))
+        else:
+            more = count + (_half(halves[r], 0) > _half(pivots, 0)) + (_half(halves[r], 16) > _half(pivots, 0))
+        count, other = other, more
+    return tl.sum(count + other, 0)
 
 
 @triton.jit
-def _tied(v, m, cut, FIRST: tl.constexpr):
-    """How many of the first m listed terms equal the cut."""
-    total = tl.full((LANES,), 0, tl.int32)
-    for r in tl.static_range(16):
-        total += ((FIRST + r < m) & (v[r] == cut)).to(tl.int32)
-    return total
+def _edge(pivot):
+    """The least number that half precision rounds to one above the pivot, which is in half precision; none is above the
+    largest.
+    """
+    bits = pivot.to(tl.int32, bitcast=True)
+    next_ = tl.where(pivot < 2.0**-14, pivot + 2.0**-24, (bits + 0x2000).to(tl.float32, bitcast=True))
+    next_ = tl.where(pivot < LARGEST_HALF, next_, float("inf"))
+    return tl.where(pivot < 0, (bits - 1).to(tl.float32, bitcast=True), next_)
 
 
 @triton.jit
-def _cut_of(found, listed, m, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr):
-    """Of the m largest listed terms the last, the sum, the size, and how many are tied with one that is not of them."""
-    cut = tl.full((LANES,), float("inf"), tl.float32)
-    after = -cut
-    a, b = _half(found, listed, 0, SORT), _half(found, listed, 16, SORT)
-    larger = merged(join(a, b, 16, True), MERGE, PLACES, True)
-    smaller = merged(join(a, backwards(b), 16, False), MERGE, PLACES, True)
-    total, size, cut, after = _taken(larger, m, cut, after, 0)
-    total2, size2, cut, after = _taken(smaller, m, cut, after, 16)
-    tie = tl.full((LANES,), 0, tl.int32)
-    if any_of(cut == after):
-        tie = tl.where(cut == after, _tied(larger, m, cut, 0) + _tied(smaller, m, cut, 16), 0)
-    return cut, total + total2, size + size2, tie
+def _search(halves, k, pivot, gap, BELOW: tl.constexpr, GPU: tl.constexpr):
+    """A pivot beyond which k of the numbers lie, found if the second result is 0; else the third and the fourth are
+    pivots beyond which more and fewer lie. Then how the search began, and how many steps it took.
+    """
+    pivots = _halved(pivot, pivot, GPU)
+    pivot = _half(pivots, 0)
+    first, reach, step = pivot, gap, k * 0
+    low, high = pivot * 0 - float("inf"), pivot * 0 + float("inf")
+    off = _beyond(halves, pivots, BELOW, GPU) - k
+    began = off
+    while (off != 0) & (step < STEPS):
+        low, high = tl.where(off > 0, pivot, low), tl.where(off > 0, high, pivot)
+        pivot = tl.fma(off.to(tl.float32), reach, pivot)
+        pivots = _halved(pivot, pivot, GPU)
+        pivot = _half(pivots, 0)
+        inside = (pivot > low) & (pivot < high)
+        if ~inside:
+            pivot = 0.5 * (low + high)
+            pivots = _halved(pivot, pivot, GPU)
+            pivot = _half(pivots, 0)
+            inside = (pivot > low) & (pivot < high)
+        reach *= 1.2
+        step += 1
+        if inside:
+            off = _beyond(halves, pivots, BELOW, GPU) - k
+        else:
+            step = k * 0 + STEPS
+    return pivot, off, low, high, first, began, step
 
 
-@kernel()
+@triton.jit
+def _many(terms, number, BELOW: tl.constexpr, STRICT: tl.constexpr):
+    """How many terms are at or beyond the number; if STRICT, beyond it."""
+    count = tl.full(terms[0].shape, 0.0, tl.float32)
+    for r in tl.static_range(len(terms)):
+        if BELOW:
+            beyond = terms[r] < 0.0 - number if STRICT else terms[r] <= 0.0 - number
+        else:
+            beyond = terms[r] > number if STRICT else terms[r] >= number
+        count = tl.where(beyond, count + 1.0, count)
+    return tl.sum(count.to(tl.int32), 0)
+
+
+@triton.jit
+def _next(terms, number, BELOW: tl.constexpr):
+    """The largest term that is not at or beyond the number."""
+    found = tl.full(terms[0].shape, float("inf") if BELOW else float("-inf"), tl.float32)
+    for r in tl.static_range(len(terms)):
+        if BELOW:
+            found = tl.where(terms[r] > 0.0 - number, tl.minimum(found, terms[r]), found)
+        else:
+            found = tl.where(terms[r] < number, tl.maximum(found, terms[r]), found)
+    return 0.0 - tl.min(found, 0) if BELOW else tl.max(found, 0)
+
+
+@triton.jit
+def _exact(terms, k, low, high, BELOW: tl.constexpr):
+    """A number that k terms or more are at or beyond, and how many equal to it leave, and stay.
+
+    At least k terms are at or beyond low, and fewer at or beyond high.
+    """
+    cut, reached, tries = high, k * 0, k * 0
+    # As a rule the first terms below, of which some may be equal, are enough.
+    while (reached < k) & (tries < TRIES):
+        cut = _next(terms, cut, BELOW)
+        reached = _many(terms, cut, BELOW, False)
+        tries += 1
+    if reached < k:
+        first, last = keys_of(low), keys_of(cut)
+        while (reached != k) & (first + 1 < last):
+            middle = (first & last) + ((first ^ last) >> 1)
+            reached = _many(terms, value_of(middle), BELOW, False)
+            first, last = tl.where(reached >= k, middle, first), tl.where(reached >= k, last, middle)
+        cut = value_of(first)
+        reached = _many(terms, cut, BELOW, False)
+    leave = k * 0
+    if reached > k:
+        leave = k - _many(terms, cut, BELOW, True)
+    return cut, leave, reached - k
+
+
+@triton.jit
+def _side(terms, halves, k, pivot, gap, at_zero, BELOW: tl.constexpr, GPU: tl.constexpr):
+    """Terms at or beyond the edge leave; of those equal to it so many leave, and so many stay, if some do. Then where
+    the search ended.
+    """
+    edge, leave, stay = pivot * 0 + float("inf"), k * 0, k * 0
+    if k > 0:
+        found = k < 0
+        if at_zero:
+            over, reached = _many(terms, 0.0, BELOW, True), _many(terms, 0.0, BELOW, False)
+            found = (over < k) & (k < reached)
+            at_zero = found
+            if found:
+                edge, leave, stay = pivot * 0, k - over, reached - k
+        if ~found:
+            pivot, off, low, high, first, began, step = _search(halves, k, pivot, gap, BELOW, GPU)
+            if off == 0:
+                edge = _edge(pivot)
+            else:
+                edge, leave, stay = _exact(terms, k, _edge(low), _edge(high), BELOW)
+                at_zero = (edge == 0) & (stay > 0)
+                pivot = tl.where(at_zero | ~(tl.abs(edge) < LARGEST_HALF), first, edge)
+            if (step > 3) & (tl.abs(began) > 2):
+                seen = tl.minimum(tl.maximum((pivot - first) / began.to(tl.float32), 0.25 * gap), 8.0 * gap)
+                gap += 0.25 * (seen - gap)
+    return edge, leave, stay, pivot, gap, at_zero
+
+
+@triton.jit
+def _kept(terms, lower, upper, GPU: tl.constexpr):
+    """The sum of the terms between the edges."""
+    zero = tl.full(terms[0].shape, 0.0, tl.float32)
+    totals = (zero, zero, zero, zero)
+    for r in tl.static_range(len(terms)):
+        if GPU:
+            total = tl.inline_asm_elementwise(
+                """{ .reg .pred p; mov.b32 $0, $1; setp.lt.f32 p, $2, $4; setp.gt.and.f32 p, $2, $3, p;
+                @p add.rn.f32 $0, $0, $2; }""",
+                "=&f,f,f,f,f", [totals[0], terms[r], lower, upper], dtype=tl.float32, is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            total = tl.where((terms[r] < upper) & (terms[r] > lower), totals[0] + terms[r], totals[0])
+        totals = totals[1:] + (total,)
+    return tl.sum((totals[0] + totals[1]) + (totals[2] + totals[3]), 0)
+
+
+@triton.jit
+def _guess(k, d, size):
+    """Where the k-th of d terms would lie, and how far it from the next one, if their distribution were logistic."""
+    share = tl.maximum(k, 1).to(tl.float32) / d
+    return 0.625 * size * tl.log((1 - share) / share), size / (1.6 * d * share * (1 - share))
+
+
+@triton.jit
+def _size(terms):
+    """How large terms are that are not 0; a few large ones don't matter."""
+    root = tl.full(terms[0].shape, 0.0, tl.float32)
+    count = root
+    for r in tl.static_range(len(terms)):
+        size = tl.abs(terms[r])
+        root, count = tl.where(size > 0, root + tl.sqrt(size), root), tl.where(size > 0, count + 1.0, count)
+    root = tl.sum(root, 0) / tl.maximum(tl.sum(count, 0), 1.0)
+    return root * root
+
+
+@kernel("half")
+def scale_rows(x, weight, scaled, scales, n, rows, half, WORDS: tl.constexpr, LANES: tl.constexpr):
+    """Brings each row's terms into the range of half precision, by a power of 2.
+
+    scales ``(2, rows)``: the power, and how large terms are after that, as far as some samples tell.
+    """
+    row = tl.program_id(0)
+    w = _numbers(weight, row, half, WORDS, LANES)
+    size = tl.program_id(0).to(tl.float32) * 0
+    for i in range(PROBED):
+        its = _size(_products(_numbers(x, i * n // PROBED, half, WORDS, LANES), w))
+        size = tl.where(its < float("inf"), tl.maximum(size, its), size)
+    # The size becomes 16 to 32.
+    exponent = tl.minimum(tl.maximum(258 - (size.to(tl.int32, bitcast=True) >> 23), 87), 167)
+    scale = (exponent << 23).to(tl.float32, bitcast=True)
+    tl.store(scales + row, scale)
+    tl.store(scales + rows + row, 1.5 * size * scale)
+    for r in tl.static_range(2 * WORDS):
+        place = r // 2 * LANES + tl.arange(0, LANES)
+        tl.store(scaled + row * 2 * half + 2 * place + r % 2, w[r] * scale, mask=place < half)
+
+
+@kernel("x_both", "scaled", "half")
 def select(
-    order, bound, weight, panel, reach, x, lead_count, lead_index, lead_value, bias,
-    out, cuts, ties, marks, tickets, scratch, rows, samples, width, d, blocks, parts, units, sms,
-    top, bottom, top2, bottom2,
-    PAIRS: tl.constexpr, KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
-    PASSES: tl.constexpr, SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr, GPU: tl.constexpr,
+    x, weight, x_both, scaled, scales, far, largest, bias, out, cuts, ties, tied, n, rows, d, half, top, bottom, share,
+    WORDS: tl.constexpr, LANES: tl.constexpr, HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
-    """As `walk` by the weight, for any number of removed terms and two pairs of numbers: cuts are found by counting.
+    """Value, cuts and tied removals of one row of the weight with `share` samples.
 
-    scratch: of each program, ``(2, CANDIDATES, 32)``.  SHORT: there are few terms, and each pair goes by the
-    definition.
+    x_both ``(n, half)`` and scaled ``(rows, half)``: numbers in pairs; an odd one has a NaN beside it.
+    far, largest: the largest magnitude of each sample and of each row.  tied: whether each row, then each sample, has
+    ties.
     """
-    SHARE: tl.constexpr = 16
-    found = scratch + tl.program_id(0) * 2 * CANDIDATES * LANES + tl.arange(0, LANES)
-    per_part = (rows + parts - 1) // parts
-    shares = (per_part + SHARE - 1) // SHARE
-    unit = first_unit(sms, GPU)
-    while unit < units:
-        tile = unit // parts
-        first = unit % parts * per_part
-        lane = tile * LANES + tl.arange(0, LANES)
-        far = tl.load(reach + lane)
-        count = tl.load(lead_count + lane)
-        mine = panel + tile * d * LANES + tl.arange(0, LANES)
-        share = tl.atomic_add(tickets + unit, 1)
-        while share < shares:
-            # Guesses go from row to row of one share, never further: who did what before must not matter.
-            nothing = tl.full((LANES,), 0.0, tl.float32)
-            guess = (tl.full((), 0, tl.int32), nothing, nothing, nothing, nothing)
-            waiting = guess
-            begin = first + share * SHARE
-            for row in range(begin, tl.minimum(tl.minimum(begin + SHARE, first + per_part), rows)):
-                for pair in range(PAIRS):
-                    if PAIRS == 2:
-                        guess, waiting = waiting, guess  # each pair has its own
-                    guess = _counted(
-                        row, tile, pair, guess, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
-                        out, cuts, ties, marks, found, rows, samples, width, d, blocks,
-                        tl.where(pair == 0, top, top2), tl.where(pair == 0, bottom, bottom2),
-                        KEEP, HAS_BIAS, SHORT, EXACT, PASSES, SORT, MERGE, PLACES,
-                    )  # fmt: skip
-            share = tl.atomic_add(tickets + unit, 1)
-        unit = next_unit(unit, tickets, shares, units, sms)
-
-
-@triton.jit
-def _counted(
-    row, tile, pair, guess, order, bound, weight, mine, far, x, count, lead_index, lead_value, bias,
-    out, cuts, ties, marks, found, rows, samples, width, d, blocks, k, k2,
-    KEEP: tl.constexpr, HAS_BIAS: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, PASSES: tl.constexpr,
-    SORT: tl.constexpr, MERGE: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
-    """One row and 32 samples. guess: how far to look and where the cuts may be, from the row before; returned anew.
-
-    For each cut an interval (a, b] that holds it is narrowed, until few terms lie in it. These are listed and sorted.
-    Downwards all is negated.
-    """
-    depth, up, up_gap, down, down_gap = guess
-    lane = tile * LANES + tl.arange(0, LANES)
-    here = lane < samples
-    places, steps, raw = order + row * d, bound + row * blocks, weight + row * d
-    largest = tl.load(steps)
-    cap = largest * far
-    lost = (far != far) | (tl.full((LANES,), 0.0, tl.float32) + largest != largest)
-    defined = here & ~lost & (cap <= LARGEST)
-    at = out + pair * samples * rows + lane * rows + row
-    dense = tl.load(at, mask=here, other=0.0)
-    nothing = tl.full((LANES,), 0.0, tl.float32)
-    odd = here & ~lost
-    removed = nothing
-    infinite = nothing + float("inf")
-    upper, lower = infinite, -infinite
-    no = tl.full((LANES,), 0, tl.int32)
-    tie, tie2 = no, no
-    walked = d
-    if not SHORT:
-        most = tl.minimum(tl.max(count, 0), 16)
-        found2 = found + CANDIDATES * LANES
-        leads, values = lead_index + lane, lead_value + lane
-        whole = (d + 15) // 16 * 16
-        if depth == 0:
-            depth = ((k + k2) * 3 // 2 + 31) // 16 * 16
-        depth = tl.minimum(depth, whole)
-        fresh = up_gap == 0
-        up = tl.where(fresh, 0.5 * cap, up)
-        up_gap = tl.where(fresh, cap / (4.0 * k + 1.0), up_gap)
-        fresh = down_gap == 0
-        down = tl.where(fresh, 0.5 * cap, down)
-        down_gap = tl.where(fresh, cap / (4.0 * k2 + 1.0), down_gap)
-        found_up, found_down = odd, odd
-        size, seen, narrow, b, b2 = nothing, nothing, nothing, infinite, infinite
-        go = 1
-        while go > 0:
-            a, b, p, q = _begin(cap, up, up_gap, k)
-            a2, b2, p2, q2 = _begin(cap, down, down_gap, k2)
-            above_a, above_b, above_a2, above_b2 = nothing, nothing, nothing, nothing
-            step = 0
-            open_ = 1
-            while open_ > 0:
-                near, distant, near2, distant2 = nothing, nothing, nothing, nothing
-                for n in range(most):
-                    v = (_lead(raw, leads, values, n, width, count),)
-                    near, distant = _count(v, p, q, near, distant, True)
-                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
-                    above_b = tl.where((step == 0) & (v[0] > b), above_b + 1.0, above_b)
-                    above_b2 = tl.where((step == 0) & (v[0] < -b2), above_b2 + 1.0, above_b2)
-                for j in range(0, depth, 16):
-                    v = terms_at(places, mine, j, d, float("nan"), 16, EXACT)
-                    near, distant = _count(v, p, q, near, distant, True)
-                    near2, distant2 = _count(v, p2, q2, near2, distant2, False)
-                one, other = (a, b, above_a, above_b), (a2, b2, above_a2, above_b2)
-                a, b, above_a, above_b = _closer(_closer(one, p, near, k), q, distant, k)
-                a2, b2, above_a2, above_b2 = _closer(_closer(other, p2, near2, k2), q2, distant2, k2)
-                found_up = (a > -LARGEST) & (above_a - above_b <= CANDIDATES)
-                found_down = (a2 > -LARGEST) & (above_a2 - above_b2 <= CANDIDATES)
-                step += 1
-                # Between -TINY and 0 lie zeros, however many: nothing is left to tell apart.
-                settled = found_up | ((a == -TINY) & (b == 0))
-                settled = settled & (found_down | ((a2 == -TINY) & (b2 == 0)))
-                open_ = tl.max((defined & ~settled).to(tl.int32), 0)
-                if step == PASSES:
-                    open_ = 0
-                p, q, up_gap = _aim(a, b, above_a, above_b, up_gap, k, step)
-                p2, q2, down_gap = _aim(a2, b2, above_a2, above_b2, down_gap, k2, step)
-            # Where too many are left to be listed, none are.
-            floor, floor2 = tl.where(found_up, a, b), tl.where(found_down, a2, b2)
-            listed, listed2 = no, no
-            for n in range(most):
-                v = (_lead(raw, leads, values, n, width, count),)
-                listed, _ = _collect(v, floor, b, found, listed, nothing, True)
-                listed2, _ = _collect(v, floor2, b2, found2, listed2, nothing, False)
-            seen, gone, gone2 = nothing, nothing, nothing
-            for j in range(0, depth, 8):
-                v = terms_at(places, mine, j, d, float("nan"), 8, EXACT)
-                seen += size_of(v if EXACT else within(v, cap, 8), 8)
-                listed, gone = _collect(v, floor, b, found, listed, gone, True)
-                listed2, gone2 = _collect(v, floor2, b2, found2, listed2, gone2, False)
-            listed, listed2 = listed // LANES, listed2 // LANES
-            removed, size = gone + gone2, gone - gone2
-            alike, alike2, tie, tie2 = no > 0, no > 0, no, no
-            known = found_up & (listed == (above_a - above_b).to(tl.int32))
-            known2 = found_down & (listed2 == (above_a2 - above_b2).to(tl.int32))
-            m, m2 = k - above_b.to(tl.int32), k2 - above_b2.to(tl.int32)
-            rare = ~(known & known2) | (b < 0) | (b2 < 0)
-            if any_of(defined & rare):
-                # Terms of both signs may leave on one side. And if all terms of an interval are one value, it is the
-                # cut: some of them leave and some stay.
-                size = nothing
-                low, high, low2, high2 = infinite, -infinite, infinite, -infinite
-                for j in range(0, depth, 4):
-                    v = terms_at(places, mine, j, d, float("nan"), 4, EXACT)
-                    for r in tl.static_range(4):
-                        size = tl.where((v[r] > b) | (v[r] < -b2), size + tl.abs(v[r]), size)
-                        between = (v[r] > a) & (v[r] <= b)
-                        low = tl.where(between, tl.minimum(low, v[r]), low)
-                        high = tl.where(between, tl.maximum(high, v[r]), high)
-                        between = (v[r] < -a2) & (v[r] >= -b2)
-                        low2 = tl.where(between, tl.minimum(low2, -v[r]), low2)
-                        high2 = tl.where(between, tl.maximum(high2, -v[r]), high2)
-                upper, lower = low, low2
-                alike = ~known & (low == high) & (a > -LARGEST) & (count == 0)
-                alike2 = ~known2 & (low2 == high2) & (a2 > -LARGEST) & (count == 0)
-                tie, tie2 = tl.where(alike, m, 0), tl.where(alike2, m2, 0)
-                leave = tl.where(alike, m.to(tl.float32) * low, 0.0)
-                leave2 = tl.where(alike2, m2.to(tl.float32) * low2, 0.0)
-                removed += leave - leave2
-                size += tl.abs(leave) + tl.abs(leave2)
-            for side in range(2):
-                down_now = side > 0
-                chosen = tl.where(down_now, known2, known)
-                cut, total, bulk, tied = _cut_of(
-                    found + side * CANDIDATES * LANES, tl.where(down_now, listed2, listed),
-                    tl.where(chosen, tl.where(down_now, m2, m), 0), SORT, MERGE, PLACES,
+    row, first = tl.program_id(0) % rows, tl.program_id(0) // rows * share
+    last = tl.minimum(first + share, n)
+    scale, size = tl.load(scales + row), tl.load(scales + rows + row)
+    reach = tl.load(largest + row) * tl.maximum(scale, 1.0)
+    back = (0x7F000000 - scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    up, up_gap = _guess(top, d, size)
+    down, down_gap = _guess(bottom, d, size)
+    up_zero, down_zero = top < 0, bottom < 0
+    plane = rows * n
+    base = tl.load(bias + row) if HAS_BIAS else 0.0
+    for sample in range(first, last):
+        away = tl.load(far + sample)
+        at = row * n + sample
+        if ~(away * reach <= LARGEST):
+            if (away != away) | (reach != reach):
+                tl.store(out + sample * rows + row, float("nan"))
+                if KEEP:
+                    tl.store(cuts + at, float("nan"))
+                    tl.store(cuts + plane + at, float("nan"))
+            else:
+                by_definition(
+                    weight + row * d, x, bias + row, sample, 1 + row * 0, d, top, bottom, out + row, rows,
+                    cuts + row * n, 1, plane, ties + row * n, tied + row, tied + rows, HAS_BIAS, True, KEEP,
                 )  # fmt: skip
-                removed += tl.where(down_now, -total, total)
-                size += bulk
-                if down_now:
-                    lower = tl.where(chosen, cut, lower)
-                    tie2 = tl.where(chosen, tied, tie2)
-                else:
-                    upper = tl.where(chosen, cut, upper)
-                    tie = tl.where(chosen, tied, tie)
-            known, known2 = known | alike, known2 | alike2
-            odd = ~(known & known2)
-            # No term after the depth may reach a cut. More terms only move the cuts away from zero.
-            narrow = tl.minimum(tl.where(k > 0, upper, cap), tl.where(k2 > 0, lower, cap))
-            need = depth
-            while (need < d) & any_of(defined & ~odd & (tl.load(steps + need // 16, mask=need < d) * far >= narrow)):
-                need += 16
-            if (need < whole) & any_of(defined & odd):
-                # Perhaps there are too few terms.
-                need = tl.maximum(need, tl.minimum(2 * depth, whole))
-            go = (need > depth).to(tl.int32)
-            depth = need
-            up, down = tl.where(known, upper, up), tl.where(known2, lower, down)
-            lower = -lower
-        # Further terms tell whether the subtraction is sound.
-        j = depth
-        while (j < d) & any_of(defined & ~odd & ~(size <= 5 * (seen - size))):
-            seen += size_of(terms_at(places, mine, j, d, 0.0, 4, EXACT), 4)
-            j += 4
-        odd = odd | ~(size <= 5 * (seen - size)) | ~(cap <= LARGEST) | ~(tl.abs(dense) <= LARGEST) | (upper == lower)
-        if most > 0:
-            # Outlying terms are not in the dense product: those that stay are added, and those that were listed and
-            # leave are not taken out.
-            for n in range(most):
-                v = _lead(raw, leads, values, n, width, count)
-                removed -= tl.where((v <= b) & (v >= -b2), v, 0.0)
-            # A zero in the panel that stands for an outlying term must not be among those removed.
-            wrong = (~(upper > 0) & (k > 0)) | (~(lower < 0) & (k2 > 0)) | (count > 16)
-            # Nor may so many lie beyond the panel's reach that the cut does, where it was not looked for.
-            wrong = wrong | ((k > 0) & (count >= k)) | ((k2 > 0) & (count >= k2))
-            # An infinite term that stays is tied with a cut at infinity.
-            wrong = wrong | (((k == 0) | (k2 == 0)) & ~(tl.abs(removed) <= LARGEST))
-            odd = odd | ((count > 0) & wrong)
-        odd = odd & here & ~lost
-        walked = tl.minimum(depth, d)
-        # For the next row. One that needs a little more than it is given costs twice: some is kept in hand.
-        spare = -32
-        sound = defined & ~odd
-        while (depth - spare > 96) & ~any_of(sound & (tl.load(steps + (depth - spare - 48) // 16) * far >= narrow)):
-            spare += 16
-        depth -= tl.maximum(spare, 0) // 32 * 16
-    tl.store(at, tl.where(lost, float("nan"), dense - removed), mask=here & ~odd)
-    cell = pair * 2 * rows * samples + row * samples
-    noted = marks + pair * (2 * rows + samples)
-    bits = bits_of(odd)
-    if bits != 0:
-        walked = d
-        by_definition(
-            raw, x, bias + row, tile * LANES, bits, d, k, k2, out + pair * samples * rows + row, rows,
-            cuts + cell, 1, rows * samples, ties + cell, noted + rows + row, noted + 2 * rows,
-            HAS_BIAS, True, KEEP,
-        )  # fmt: skip
-    if KEEP:
-        fine = here & ~odd
-        tl.store(cuts + cell + lane, tl.where(lost, float("nan"), upper), mask=fine)
-        tl.store(cuts + rows * samples + cell + lane, lower, mask=fine)
-        some = fine & ~lost & ((tie > 0) | (tie2 > 0))
-        if any_of(some):
-            tl.store(ties + cell + lane, tl.where(tie > 0, tie + 1, 0), mask=some)
-            tl.store(ties + rows * samples + cell + lane, tl.where(tie2 > 0, tie2 + 1, 0), mask=some)
-            tl.atomic_max(noted + rows + row, 1)
-            tl.atomic_max(noted + 2 * rows + lane, 1, mask=some)
-        tl.atomic_max(noted + row, walked)
-    return depth, up, up_gap, down, down_gap
+        else:
+            terms = _products(_numbers(x_both, sample, half, WORDS, LANES), _numbers(scaled, row, half, WORDS, LANES))
+            halves = ()
+            for r in tl.static_range(WORDS):
+                halves = halves + (_halved(terms[2 * r], terms[2 * r + 1], GPU),)
+            upper, leave, stay, end, up_gap, up_zero = _side(terms, halves, top, up, up_gap, up_zero, False, GPU)
+            lower, leave2, stay2, end2, down_gap, down_zero = _side(
+                terms, halves, bottom, down, down_gap, down_zero, True, GPU
+            )
+            lower = 0.0 - lower
+            # Where the last searches ended, the latest most of all.
+            part = tl.where(sample == first, 1.0, 0.25)
+            up, down = tl.fma(part, end - up, up), tl.fma(part, end2 - down, down)
+            value = _kept(terms, lower, upper, GPU)
+            one = (upper == lower) & (stay > 0)
+            if (stay > 0) | (stay2 > 0):
+                stay = tl.where(one, stay - leave2, stay)
+                stay2 = tl.where(one, 0, stay2)
+                value += tl.where(stay > 0, stay.to(tl.float32) * upper, 0.0)
+                value += tl.where(stay2 > 0, stay2.to(tl.float32) * lower, 0.0)
+            tl.store(out + sample * rows + row, value * back + base)
+            if KEEP:
+                tl.store(cuts + at, upper * back)
+                tl.store(cuts + plane + at, lower * back)
+                tie = tl.where(stay > 0, leave + 1, 0)
+                tie2 = tl.where((stay2 > 0) | one, leave2 + 1, 0)
+                if (tie != 0) | (tie2 != 0):
+                    tl.store(ties + at, tie)
+                    tl.store(ties + plane + at, tie2)
+                    tl.atomic_max(tied + row, 1)
+                    tl.atomic_max(tied + rows + sample, 1)
