@@ -181,13 +181,15 @@ def check_mixed() -> None:
 
 
 def check_counts() -> None:
-    """Terms are counted by one warp and by two, with several samples and blocks of samples for a program."""
+    """Terms are counted by one warp and by two, with several samples and blocks of samples for a program; the weight's
+    gradient is added up in parts.
+    """
     g = Generator().manual_seed(0)
     for d, counts in ((35, ((17, 16), (0, 9))), (1030, ((500, 20),))):
         x = torch.cat([make(1, 2, d, g)[0] for make in (FINITE if d < 100 else FINITE[:2])])
         _, weight, bias = ordinary(2, 2, d, g)
         weight[1] = weight[1].round()
-        with mock.patch.object(gpu, "BLOCKED", 3):
+        with mock.patch.multiple(gpu, BLOCKED=3, SHARE=1):
             compare(x, weight, bias, counts)
 
 

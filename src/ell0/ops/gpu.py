@@ -36,7 +36,7 @@ WALKERS, WALK = 24, {"num_warps": 1, "maxnreg": 80}  # programs on a multiproces
 WORDS, BLOCKED, SELECT = 16, 64, {"maxnreg": 72, "enable_fp_fusion": False}
 # Columns and lefts of a tile, and how often its loop is unrolled.
 MASKED, UNROLL, TILED = (8, 512), 4, {"num_warps": 4, "maxnreg": 168}
-SHARE = 2048  # samples, at least, of a part of the weight's gradient
+SHARE = 1024  # samples, at least, of a part of the weight's gradient
 
 _MOST = (1 << 31) - 1
 
@@ -182,12 +182,11 @@ def _masked(grad: Tensor, left: Tensor, right: Tensor, cuts: Tensor, ties: Tenso
         (grad, left.T.contiguous(), right, cuts, infinite, parts, lefts, rights, d, share),
         (("COLUMNS", columns), ("WIDTH", width), ("UNROLL", UNROLL), ("GPU", not _interpreted())), TILED,
     )  # fmt: skip
-    out = (parts[0] if pieces == 1 else parts.sum(0)).T.contiguous()
     launch(
-        "masked_ties", (lefts,), (grad, left, right, cuts, ties, tied, out, lefts, rights, d),
+        "masked_ties", (lefts, pieces), (grad, left, right, cuts, ties, tied, parts, lefts, rights, d, share),
         (("BATCH", 128), ("WIDTH", _width(d))), {"num_warps": 4},
     )  # fmt: skip
-    return out
+    return (parts[0] if pieces == 1 else parts.sum(0)).T.contiguous()
 
 
 @dataclass(frozen=True)

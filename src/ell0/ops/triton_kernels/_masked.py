@@ -63,8 +63,10 @@ def masked_product(
 
 
 @kernel()
-def masked_ties(grad, left, right, cuts, ties, tied, out, lefts, rights, d, BATCH: tl.constexpr, WIDTH: tl.constexpr):
-    """Adds to the sums of `masked_product` for one left the terms that are tied with a cut and stay.
+def masked_ties(
+    grad, left, right, cuts, ties, tied, parts, lefts, rights, d, share, BATCH: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Adds to the parts of `masked_product` for one left the terms that are tied with a cut and stay.
 
     tied: whether each left has some.
     """
@@ -73,12 +75,15 @@ def masked_ties(grad, left, right, cuts, ties, tied, out, lefts, rights, d, BATC
         column = tl.arange(0, WIDTH)
         inside = column < d
         below = rights * lefts
+        begin = tl.program_id(1) * share
+        end = tl.minimum(begin + share, rights)
         v = tl.load(left + mine * d + column, mask=inside, other=0.0)
-        extra = tl.load(out + mine * d + column, mask=inside, other=0.0)
-        for first in range(0, rights, BATCH):
+        its = parts + tl.program_id(1) * lefts * d + column * lefts + mine
+        extra = tl.load(its, mask=inside, other=0.0)
+        for first in range(begin, end, BATCH):
             r = first + tl.arange(0, BATCH)
             at = r * lefts + mine
-            some = tl.load(ties + at, mask=r < rights, other=0) | tl.load(ties + below + at, mask=r < rights, other=0)
+            some = tl.load(ties + at, mask=r < end, other=0) | tl.load(ties + below + at, mask=r < end, other=0)
             while any_of(some != 0):
                 one = tl.min(tl.where(some != 0, r, 1 << 30), 0)
                 at_one = one * lefts + mine
@@ -89,4 +94,4 @@ def masked_ties(grad, left, right, cuts, ties, tied, out, lefts, rights, d, BATC
                 )  # fmt: skip
                 extra += tl.where(stays, tl.load(grad + at_one) * w, 0.0)
                 some = tl.where(r == one, 0, some)
-        tl.store(out + mine * d + column, extra, mask=inside)
+        tl.store(its, extra, mask=inside)
