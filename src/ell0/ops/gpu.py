@@ -224,7 +224,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Work:
-    """One batch and one weight: what a walk and a selection both take."""
+    """One batch and one weight: what both walks take."""
 
     x: Tensor
     weight: Tensor
