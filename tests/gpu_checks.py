@@ -181,16 +181,35 @@ def check_mixed() -> None:
 
 
 def check_counts() -> None:
-    """Terms are counted by one warp and by two, with several samples and blocks of samples for a program; the weight's
-    gradient is added up in parts.
+    """Terms are counted by one warp and by two, with several samples for a program; the weight's gradient is added up
+    in parts.
     """
     g = Generator().manual_seed(0)
     for d, counts in ((35, ((17, 16), (0, 9))), (1030, ((500, 20),))):
         x = torch.cat([make(1, 2, d, g)[0] for make in (FINITE if d < 100 else FINITE[:2])])
         _, weight, bias = ordinary(2, 2, d, g)
         weight[1] = weight[1].round()
-        with mock.patch.multiple(gpu, BLOCKED=3, SHARE=1):
+        with mock.patch.multiple(gpu, _share=mock.Mock(return_value=3), SHARE=1):
             compare(x, weight, bias, counts)
+            if d < 100:
+                compare(*zeros(5, 1, 40, g), ((12, 16),))
+    for d, pair in ((1, (0, 0)), (2, (1, 0)), (3, (1, 1))):
+        compare(*ordinary(2, 2, d, g), (pair,))
+    compare(torch.ones(2, 6), torch.ones(1, 6), None, ((2, 1),))
+    x, weight, _ = ordinary(3, 2, 41, g)
+    compare(x[:1, :40], weight[:1, :40], None, ((5, 6),))
+
+
+def check_cuts() -> None:
+    """Cuts are the last terms that leave, whatever else is in the batch."""
+    x, weight, _ = (t.to(DEVICE) for t in ordinary(4, 2, 40, Generator().manual_seed(0)))
+    falling = reference.products(x, weight).sort(-1, descending=True).values
+    for batch in (slice(0, 4), slice(2, 3)):
+        with mock.patch.object(gpu, "_share", return_value=4):
+            _, cuts, *_ = gpu.forward(x[batch], weight, None, gpu.prepare(weight), ((16, 17),), True)
+        torch.testing.assert_close(
+            cuts[0].permute(0, 2, 1), falling[batch][..., [15, -17]].movedim(-1, 0), rtol=0, atol=0
+        )
 
 
 def check_scales() -> None:
@@ -201,6 +220,13 @@ def check_scales() -> None:
         x[5] *= scale
         x[6, 3] = scale
         compare(x, weight / scale**0.5, bias, ((16, 17),))
+    for sizes in ((3e38, 0.0), (1e-12, 1e26), (1e-25, 1e-25), (1.0, 1e-43)):
+        x, weight, bias = ordinary(5, 1, 40, g)
+        x = x.clamp(-1, 1) * torch.tensor([sizes[0], *[sizes[1]] * 4]).unsqueeze(1)
+        x[0, 2:] *= 0.0 if sizes[0] == 3e38 else 1.0
+        with mock.patch.object(gpu, "_share", return_value=5):
+            compare(x, weight * (1e-25 if sizes[0] == 1e-25 else 1.0), bias, ((5, 6),))
+    compare(torch.ones(1, 2), torch.tensor([[3e38, 2.9e38]]), None, ((1, 0), (0, 1)))
     x, weight, bias = ordinary(6, 1, 40, g)
     x[:5] = 0.0
     x = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(6, 40)
@@ -480,6 +506,7 @@ ANYWHERE: dict[str, Callable[[], None]] = {
     "alone": check_alone,
     "mixed": check_mixed,
     "counts": check_counts,
+    "cuts": check_cuts,
     "scales": check_scales,
     "ties": check_ties,
     "rounding": check_rounding,

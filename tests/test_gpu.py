@@ -13,7 +13,8 @@ from ell0.ops import gpu
 
 CHECKS = Path(__file__).parent / "gpu_checks.py"
 NAMES = (
-    "alone", "mixed", "counts", "scales", "ties", "rounding", "pairs", "determinism", "size", "prepared", "empty",
+    "alone", "mixed", "counts", "cuts", "scales", "ties", "rounding", "pairs", "determinism", "size", "prepared",
+    "empty",
 )  # fmt: skip
 needs_triton = pytest.mark.skipif(not gpu.available(), reason="Triton is not installed")
 

@@ -23,7 +23,7 @@ from .checks import bounds_per_row, check_prepared
 LISTED = 15  # the longest list of the walk; more removed terms than this are counted
 LEADS = 64  # outlying coordinates of a sample that are listed
 LANES = 32
-WIDEST = 1 << 14  # the longest row that one program can sort
+WIDEST = 1 << 14  # the longest row that one program can sort or hold
 ASKED = 1 << 20  # products of batch and width from which it pays to ask which side should be walked
 NETWORKED = ("walk",)  # kernels with networks among their constants
 FLAGS = 3  # what `triton_kernels.pack` notes
@@ -51,8 +51,8 @@ def available() -> bool:
 
 def serves(weight: Tensor) -> bool:
     """Whether these kernels take products with this weight."""
-    fits = 0 < weight.numel() <= _MOST and weight.shape[1] <= WIDEST
-    return weight.device.type == "cuda" and weight.dtype == torch.float32 and fits and available()
+    fits = weight.numel() and len(weight) * (weight.shape[1] + 1) <= _MOST and weight.shape[1] <= WIDEST
+    return bool(fits) and weight.device.type == "cuda" and weight.dtype == torch.float32 and available()
 
 
 def marks_of(counts: Counts, d: int, rows: int, n: int) -> int:
@@ -109,7 +109,7 @@ def forward(
         if n:
             _select(x, weight, bias, counts, keep_cuts, (out, cuts, ties, marks))
         return out, cuts, ties, marks
-    # Marks, tickets for two kernels and flags are one buffer: one launch to clear it.
+    # Marks, tickets for two walks and flags are one buffer: one launch to clear it.
     tickets = 2 * _multiprocessors(x.device) + -(-max(n, rows) // LANES)
     cleared = x.new_zeros(pairs * (each + 2 * tickets) + FLAGS, dtype=torch.int32)
     marks = cleared[: pairs * each].view(pairs, each)
@@ -230,7 +230,7 @@ class Work:
     weight: Tensor
     order: Tensor
     bound: Tensor
-    tickets: Tensor  # zeros, for two kernels
+    tickets: Tensor  # zeros, for two walks
     keep_cuts: bool
     has_bias: bool
     outputs: tuple[Tensor, ...]  # bias, out, cuts, ties, marks
@@ -292,7 +292,7 @@ def _select(
     options = {"num_warps": warps, **SELECT}
     scaled, scales = weight.new_empty(rows, 2 * half), weight.new_empty(2, rows)
     launch("scale_rows", (rows,), (x_both, weight_both, scaled, scales, n, rows, half), shape, options)
-    share = max(1, min(BLOCKED, n * rows // (16 * _multiprocessors(x.device))))
+    share = _share(n, rows, x.device)
     constants = (*shape, ("HAS_BIAS", bias is not None), ("KEEP", keep_cuts), ("GPU", not _interpreted()))
     for (top, bottom), *its in zip(counts, *outputs, strict=True):
         launch(
@@ -303,11 +303,19 @@ def _select(
         )  # fmt: skip
 
 
+def _share(n: int, rows: int, device: torch.device) -> int:
+    """Samples of a program that counts."""
+    return max(1, min(BLOCKED, n * rows // (16 * _multiprocessors(device))))
+
+
 def _in_pairs(matrix: Tensor) -> Tensor:
     """Two numbers in an int64; a NaN beside an odd one."""
     if matrix.shape[1] % 2:
         matrix = F.pad(matrix, (0, 1), value=torch.nan)
-    return (matrix if matrix.data_ptr() % 8 == 0 else matrix.clone()).view(torch.int64)
+    if matrix.data_ptr() % 8 or matrix.storage_offset() % 2:
+        matrix = matrix.clone()
+    # A single row is contiguous whatever its stride.
+    return matrix.as_strided(matrix.shape, (matrix.shape[1], 1)).view(torch.int64)
 
 
 def _ordered(matrix: Tensor, votes: Tensor | None, asked: Tensor | None) -> tuple[Tensor, Tensor]:

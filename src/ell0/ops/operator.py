@@ -1,8 +1,8 @@
 """One registered torch operator in front of the backends: `torch.ops.ell0.trimmed_linear` and its backward.
 
 The compiled kernel (CPU) and the Triton kernels (GPU) take tensors whose weight was prepared for them (`prepare`);
-everything else takes the blocked torch path. Terms stay that lie between a pair's cuts, and from these alone the
-backward pass knows them: a cut is the last term that left or another number that tells it from those that stayed.
+everything else takes the blocked torch path. All backends return the same cuts, and from these alone the backward pass
+knows which terms stayed.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
-"""Many removed terms, or few terms at all: a warp holds all terms of a pair and counts them.
+"""Many removed terms, few terms at all, or unequal counts: a warp holds all terms of a pair and counts them.
 
-A program takes one row of the weight and a block of samples. On each side it looks for a number in half precision
-beyond which as many terms lie as leave: rounding keeps the order of terms, so those are the ones that leave. The search
-begins where that of the sample before ended. Terms that half precision does not tell apart are counted as they are.
+A program takes one row of the weight and some samples. On each side it looks for a number in half precision beyond
+which as many terms lie as leave: rounding keeps the order of terms, so those are the ones that leave. The search begins
+at an average of where those of the samples before ended. Terms that half precision does not tell apart are counted as
+they are.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from ._language import LARGEST, kernel, weight_of
 
 STEPS = tl.constexpr(12)  # of a search in half precision
 TRIES = tl.constexpr(3)  # terms that are looked at one after the other
-LARGEST_HALF = tl.constexpr(65504.0)
+LARGEST_HALF, LEAST = tl.constexpr(65504.0), tl.constexpr(2.0**-126)
 PROBED = tl.constexpr(4)  # samples whose terms tell the scale
 
 
@@ -104,9 +105,7 @@ def _beyond(halves, pivots, BELOW: tl.constexpr, GPU: tl.constexpr):
 
 @triton.jit
 def _edge(pivot):
-    """The least number that half precision rounds to one above the pivot, which is in half precision; none is above the
-    largest.
-    """
+    """The least number that, rounded towards zero, is above the pivot; infinity if the pivot is the largest."""
     bits = pivot.to(tl.int32, bitcast=True)
     next_ = tl.where(pivot < 2.0**-14, pivot + 2.0**-24, (bits + 0x2000).to(tl.float32, bitcast=True))
     next_ = tl.where(pivot < LARGEST_HALF, next_, float("inf"))
@@ -116,7 +115,8 @@ def _edge(pivot):
 @triton.jit
 def _search(halves, k, pivot, gap, BELOW: tl.constexpr, GPU: tl.constexpr):
     """A pivot beyond which k of the numbers lie, found if the second result is 0; else the third and the fourth are
-    pivots beyond which more and fewer lie. Then how the search began, and how many steps it took.
+    pivots beyond which more and fewer lie. Then the first pivot, and by how many it was off; how many steps it took, or
+    STEPS if it gave up.
     """
     pivots = _halved(pivot, pivot, GPU)
     pivot = _half(pivots, 0)
@@ -170,8 +170,20 @@ def _next(terms, number, BELOW: tl.constexpr):
 
 
 @triton.jit
+def _last(terms, number, BELOW: tl.constexpr):
+    """The smallest term that is at or beyond the number; infinity if there is none."""
+    found = tl.full(terms[0].shape, float("-inf") if BELOW else float("inf"), tl.float32)
+    for r in tl.static_range(len(terms)):
+        if BELOW:
+            found = tl.where(terms[r] <= 0.0 - number, tl.maximum(found, terms[r]), found)
+        else:
+            found = tl.where(terms[r] >= number, tl.minimum(found, terms[r]), found)
+    return 0.0 - tl.max(found, 0) if BELOW else tl.min(found, 0)
+
+
+@triton.jit
 def _exact(terms, k, low, high, BELOW: tl.constexpr):
-    """A number that k terms or more are at or beyond, and how many equal to it leave, and stay.
+    """A number that k terms or more are at or beyond; if some that are equal to it stay, how many leave; how many stay.
 
     At least k terms are at or beyond low, and fewer at or beyond high.
     """
@@ -200,7 +212,8 @@ def _side(terms, halves, k, pivot, gap, at_zero, BELOW: tl.constexpr, GPU: tl.co
     """Terms at or beyond the edge leave; of those equal to it so many leave, and so many stay, if some do. Then where
     the search ended.
     """
-    edge, leave, stay = pivot * 0 + float("inf"), k * 0, k * 0
+    zero = k.to(tl.float32) * 0
+    edge, leave, stay = zero + float("inf"), k * 0, k * 0
     if k > 0:
         found = k < 0
         if at_zero:
@@ -208,7 +221,7 @@ def _side(terms, halves, k, pivot, gap, at_zero, BELOW: tl.constexpr, GPU: tl.co
             found = (over < k) & (k < reached)
             at_zero = found
             if found:
-                edge, leave, stay = pivot * 0, k - over, reached - k
+                edge, leave, stay = zero, k - over, reached - k
         if ~found:
             pivot, off, low, high, first, began, step = _search(halves, k, pivot, gap, BELOW, GPU)
             if off == 0:
@@ -244,7 +257,7 @@ def _kept(terms, lower, upper, GPU: tl.constexpr):
 @triton.jit
 def _guess(k, d, size):
     """Where the k-th of d terms would lie, and how far it from the next one, if their distribution were logistic."""
-    share = tl.maximum(k, 1).to(tl.float32) / d
+    share = (tl.maximum(k, 1).to(tl.float32) - 0.5) / d
     return 0.625 * size * tl.log((1 - share) / share), size / (1.6 * d * share * (1 - share))
 
 
@@ -270,13 +283,13 @@ def scale_rows(x, weight, scaled, scales, n, rows, half, WORDS: tl.constexpr, LA
     w = _numbers(weight, row, half, WORDS, LANES)
     size = tl.program_id(0).to(tl.float32) * 0
     for i in range(PROBED):
-        its = _size(_products(_numbers(x, i * n // PROBED, half, WORDS, LANES), w))
+        its = _size(_products(_numbers(x, n // PROBED * i, half, WORDS, LANES), w))
         size = tl.where(its < float("inf"), tl.maximum(size, its), size)
-    # The size becomes 16 to 32.
+    # As a rule the size becomes 16 to 32.
     exponent = tl.minimum(tl.maximum(258 - (size.to(tl.int32, bitcast=True) >> 23), 87), 167)
     scale = (exponent << 23).to(tl.float32, bitcast=True)
     tl.store(scales + row, scale)
-    tl.store(scales + rows + row, 1.5 * size * scale)
+    tl.store(scales + rows + row, tl.minimum(1.5 * size * scale, LARGEST_HALF))
     for r in tl.static_range(2 * WORDS):
         place = r // 2 * LANES + tl.arange(0, LANES)
         tl.store(scaled + row * 2 * half + 2 * place + r % 2, w[r] * scale, mask=place < half)
@@ -296,7 +309,8 @@ def select(
     row, first = tl.program_id(0) % rows, tl.program_id(0) // rows * share
     last = tl.minimum(first + share, n)
     scale, size = tl.load(scales + row), tl.load(scales + rows + row)
-    reach = tl.load(largest + row) * tl.maximum(scale, 1.0)
+    # Of the sum of the terms, scaled or not.
+    reach = tl.load(largest + row) * tl.maximum(scale, 1.0) * d
     back = (0x7F000000 - scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     up, up_gap = _guess(top, d, size)
     down, down_gap = _guess(bottom, d, size)
@@ -306,18 +320,8 @@ def select(
     for sample in range(first, last):
         away = tl.load(far + sample)
         at = row * n + sample
-        if ~(away * reach <= LARGEST):
-            if (away != away) | (reach != reach):
-                tl.store(out + sample * rows + row, float("nan"))
-                if KEEP:
-                    tl.store(cuts + at, float("nan"))
-                    tl.store(cuts + plane + at, float("nan"))
-            else:
-                by_definition(
-                    weight + row * d, x, bias + row, sample, 1 + row * 0, d, top, bottom, out + row, rows,
-                    cuts + row * n, 1, plane, ties + row * n, tied + row, tied + rows, HAS_BIAS, True, KEEP,
-                )  # fmt: skip
-        else:
+        sound = away * reach <= LARGEST
+        if sound:
             terms = _products(_numbers(x_both, sample, half, WORDS, LANES), _numbers(scaled, row, half, WORDS, LANES))
             halves = ()
             for r in tl.static_range(WORDS):
@@ -326,11 +330,16 @@ def select(
             lower, leave2, stay2, end2, down_gap, down_zero = _side(
                 terms, halves, bottom, down, down_gap, down_zero, True, GPU
             )
-            lower = 0.0 - lower
-            # Where the last searches ended, the latest most of all.
+            # An average of where the searches ended.
             part = tl.where(sample == first, 1.0, 0.25)
             up, down = tl.fma(part, end - up, up), tl.fma(part, end2 - down, down)
-            value = _kept(terms, lower, upper, GPU)
+            value = _kept(terms, 0.0 - lower, upper, GPU)
+            if KEEP:
+                upper, lower = _last(terms, upper, False), _last(terms, lower, True)
+                # The definition's terms are not scaled: there are ties where they vanish.
+                small, small2 = tl.abs(upper) * back < LEAST, tl.abs(lower) * back < LEAST
+                sound = ~((small & (upper != 0)) | (small2 & (lower != 0)))
+            lower = 0.0 - lower
             one = (upper == lower) & (stay > 0)
             if (stay > 0) | (stay2 > 0):
                 stay = tl.where(one, stay - leave2, stay)
@@ -343,8 +352,19 @@ def select(
                 tl.store(cuts + plane + at, lower * back)
                 tie = tl.where(stay > 0, leave + 1, 0)
                 tie2 = tl.where((stay2 > 0) | one, leave2 + 1, 0)
-                if (tie != 0) | (tie2 != 0):
+                if sound & ((tie != 0) | (tie2 != 0)):
                     tl.store(ties + at, tie)
                     tl.store(ties + plane + at, tie2)
                     tl.atomic_max(tied + row, 1)
                     tl.atomic_max(tied + rows + sample, 1)
+        if ~sound:
+            if (away != away) | (reach != reach):
+                tl.store(out + sample * rows + row, float("nan"))
+                if KEEP:
+                    tl.store(cuts + at, float("nan"))
+                    tl.store(cuts + plane + at, float("nan"))
+            else:
+                by_definition(
+                    weight + row * d, x, bias + row, sample, 1 + row * 0, d, top, bottom, out + row, rows,
+                    cuts + row * n, 1, plane, ties + row * n, tied + row, tied + rows, HAS_BIAS, True, KEEP,
+                )  # fmt: skip
