@@ -220,12 +220,14 @@ def check_scales() -> None:
         x[5] *= scale
         x[6, 3] = scale
         compare(x, weight / scale**0.5, bias, ((16, 17),))
-    for sizes in ((3e38, 0.0), (1e-12, 1e26), (1e-25, 1e-25), (1.0, 1e-43)):
-        x, weight, bias = ordinary(5, 1, 40, g)
-        x = x.clamp(-1, 1) * torch.tensor([sizes[0], *[sizes[1]] * 4]).unsqueeze(1)
-        x[0, 2:] *= 0.0 if sizes[0] == 3e38 else 1.0
-        with mock.patch.object(gpu, "_share", return_value=5):
-            compare(x, weight * (1e-25 if sizes[0] == 1e-25 else 1.0), bias, ((5, 6),))
+    one, extreme = torch.ones(1, 40), torch.zeros(4, 40)
+    extreme[0, :2] = torch.tensor([3e38, -3e38])
+    four, _, _ = ordinary(4, 1, 40, g)
+    with mock.patch.object(gpu, "_share", return_value=5):
+        compare(extreme, one, None, ((5, 6),))
+        # A sum that would overflow if it were scaled as the other samples' terms are; terms that vanish.
+        for scale, last, weight in ((1e-12, 1e26, one), (1e-25, 1e-25, 1e-25 * one), (1.0, 1e-43, one)):
+            compare(torch.cat([scale * four, last * four[:1].abs()]), weight, None, ((5, 6),))
     compare(torch.ones(1, 2), torch.tensor([[3e38, 2.9e38]]), None, ((1, 0), (0, 1)))
     x, weight, bias = ordinary(6, 1, 40, g)
     x[:5] = 0.0

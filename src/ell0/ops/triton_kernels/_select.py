@@ -289,7 +289,7 @@ def scale_rows(x, weight, scaled, scales, n, rows, half, WORDS: tl.constexpr, LA
     exponent = tl.minimum(tl.maximum(258 - (size.to(tl.int32, bitcast=True) >> 23), 87), 167)
     scale = (exponent << 23).to(tl.float32, bitcast=True)
     tl.store(scales + row, scale)
-    tl.store(scales + rows + row, tl.minimum(1.5 * size * scale, LARGEST_HALF))
+    tl.store(scales + rows + row, 1.5 * size * scale)
     for r in tl.static_range(2 * WORDS):
         place = r // 2 * LANES + tl.arange(0, LANES)
         tl.store(scaled + row * 2 * half + 2 * place + r % 2, w[r] * scale, mask=place < half)
