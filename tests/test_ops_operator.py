@@ -179,8 +179,10 @@ def compiler_works(folder: Path) -> bool:
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiled_whole_it_is_the_same(backend: str, compiler: str, tmp_path: Path) -> None:
-    if compiler == "inductor" and (backend != "none" or not compiler_works(tmp_path)):
-        pytest.skip("no working C++ compiler, or not the turn of this backend")
+    if compiler == "inductor" and backend != "none":
+        pytest.skip("inductor compiles around the operator: one backend is enough")
+    if compiler == "inductor" and not compiler_works(tmp_path):
+        pytest.skip("no working C++ compiler")
     torch._dynamo.reset()
     layer, x = Layer(), numbers(7, 40, dtype=torch.float32).requires_grad_()
     compiled = torch.compile(layer, fullgraph=True, backend=compiler)

@@ -304,7 +304,7 @@ def _select(
 
 
 def _share(n: int, rows: int, device: torch.device) -> int:
-    """Samples of a program that counts."""
+    """Samples of a program that counts: fewer where a multiprocessor would get less than 16 programs."""
     return max(1, min(BLOCKED, n * rows // (16 * _multiprocessors(device))))
 
 

@@ -88,13 +88,9 @@ def _beyond(halves, pivots, BELOW: tl.constexpr, GPU: tl.constexpr):
     for r in tl.static_range(len(halves)):
         if GPU:
             more = tl.inline_asm_elementwise(
-                BENEATH if BELOW else ABOVE,
-                "=r,r,r,r",
-                [count, halves[r], pivots],
-                dtype=tl.int32,
-                is_pure=True,
+                BENEATH if BELOW else ABOVE, "=r,r,r,r", [count, halves[r], pivots], dtype=tl.int32, is_pure=True,
                 pack=1,
-            )
+            )  # fmt: skip
         elif BELOW:
             more = count + (_half(halves[r], 0) < _half(pivots, 0)) + (_half(halves[r], 16) < _half(pivots, 0))
         else:
